@@ -1,0 +1,261 @@
+"""The nouns of a design: LayerSpec, Architecture, Recipe, Candidate. Frozen, torch-free, one canonical JSON each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from nas.registry import Dims, Mixer, get_mixer
+
+_OPTIONAL = ("kv_heads", "window", "rope_theta", "value_heads")
+
+
+class Frozen(BaseModel):
+    """Base of everything that has a digest: immutable, no unknown keys, no NaN, absent fields left out of the JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def canonical(self) -> dict[str, Any]:
+        """JSON-ready dict without absent fields: the same for equal objects, whatever they were built from."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def canonical_json(self) -> str:
+        return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the SHA-256 of the canonical JSON; equal in every process."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+class LayerSpec(Frozen):
+    """One layer of the stack: its mixer and that mixer's sizes.
+
+    Linear mixers keep one matrix state of head_dim x (head_dim * expand_v) per value head; softmax layers keep
+    kv_heads keys and values of head_dim per token, of the last `window` tokens where a window is set.
+    """
+
+    mixer: str
+    heads: PositiveInt
+    head_dim: PositiveInt
+    expand_v: PositiveFloat = 1.0
+    value_heads: PositiveInt | None = None
+    kv_heads: PositiveInt | None = None
+    window: PositiveInt | None = None
+    conv_size: NonNegativeInt = 0
+    rope_theta: PositiveFloat | None = None
+
+    @property
+    def entry(self) -> Mixer:
+        return get_mixer(self.mixer)
+
+    @property
+    def is_softmax(self) -> bool:
+        return self.entry.family == "softmax"
+
+    @property
+    def is_full_attention(self) -> bool:
+        return self.is_softmax and self.window is None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        entry = self.entry
+        for name in _OPTIONAL:
+            if getattr(self, name) is not None and name not in entry.options:
+                allowed = ", ".join(sorted(entry.options)) or "none of the optional fields"
+                raise ValueError(f"{name}={getattr(self, name)} does not apply to {self.mixer}; allowed: {allowed}")
+        if self.is_softmax and (self.conv_size or self.expand_v != 1):
+            raise ValueError(f"conv_size={self.conv_size}, expand_v={self.expand_v}: softmax takes 0 and 1")
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
+        if self.value_heads and self.value_heads % self.heads:
+            raise ValueError(f"value_heads={self.value_heads} must be a multiple of heads={self.heads}")
+        if (self.head_dim * self.expand_v) % 1:
+            raise ValueError(f"expand_v={self.expand_v} times head_dim={self.head_dim} must be a whole number")
+        if self.rope_theta and self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even for rotary positions")
+        return self
+
+
+class Routing(Frozen):
+    """Cross-layer value routing.
+
+    `clvr` (arXiv:2607.07953): after each delta-rule layer l, h <- h + P_l v_l, with v_l the layer's values after
+    projection, short convolution and SiLU, and P_l zero at initialisation; `rank` factors P_l into two.
+    """
+
+    kind: Literal["none", "clvr"] = "none"
+    rank: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rank and self.kind == "none":
+            raise ValueError(f"rank={self.rank} needs kind='clvr'")
+        return self
+
+
+class Architecture(Frozen):
+    """A decoder-only stack: embedding, [mixer, SwiGLU MLP] per layer with pre-RMSNorm, final norm, head."""
+
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    layers: tuple[LayerSpec, ...] = Field(min_length=1)
+    routing: Routing = Routing()
+    tie_word_embeddings: bool = False
+    norm_eps: PositiveFloat = 1e-6
+    initializer_range: PositiveFloat = 0.02
+    embedding_std: PositiveFloat = 0.02
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for index, layer in enumerate(self.layers):
+            if layer.entry.square_heads and (layer.heads * layer.head_dim != self.hidden_size or layer.expand_v != 1):
+                raise ValueError(
+                    f"layers[{index}]: {layer.mixer} needs heads * head_dim = hidden_size and expand_v = 1; "
+                    f"got {layer.heads} * {layer.head_dim}, {self.hidden_size}, {layer.expand_v}"
+                )
+        if self.routing.kind == "clvr" and not any(layer.entry.delta_rule for layer in self.layers):
+            raise ValueError("routing.kind='clvr' needs a delta-rule layer (deltanet, gated_deltanet); there is none")
+        return self
+
+    def dims(self) -> list[Dims]:
+        return [Dims.of(layer, self.hidden_size) for layer in self.layers]
+
+    @property
+    def full_attention_layers(self) -> tuple[int, ...]:
+        """0-based positions of the softmax layers without a window."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.is_full_attention)
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """Names of the linear mixers, each once, in order of first use."""
+        return tuple(dict.fromkeys(layer.mixer for layer in self.layers if not layer.is_softmax))
+
+    @property
+    def kv_heads(self) -> int | None:
+        """Key/value heads of the full-attention layers; None without one."""
+        counts = [layer.kv_heads or layer.heads for layer in self.layers if layer.is_full_attention]
+        return counts[0] if counts else None
+
+    @property
+    def placement(self) -> str:
+        return placement_name(self.full_attention_layers, len(self.layers))
+
+    @property
+    def diagram(self) -> str:
+        """One character a layer: F full attention, w window, - linear."""
+        return "".join("F" if x.is_full_attention else "w" if x.is_softmax else "-" for x in self.layers)
+
+    def at(self, depth: int) -> Architecture:
+        """The same design at another depth (design.md 7): identity at its own, exact for "one full every N layers".
+
+        k full layers at p_1..p_k of n become k' = max(1, floor(k depth / n)) at ceil(depth U(m/k')) - 1, with U
+        piecewise linear through (0, 0) and (i/k, (p_i + 1)/n); the other slots keep the order of their mixers.
+        """
+        if depth == len(self.layers):
+            return self
+        full = set(self.full_attention_layers)
+        sources = [i for i in range(len(self.layers)) if i not in full]
+        positions = stretch(sorted(full), len(self.layers), depth)
+        stretched: list[LayerSpec] = []
+        for index in range(depth):
+            if index in positions:
+                stretched.append(self.layers[sorted(full)[positions.index(index) * len(full) // len(positions)]])
+            else:
+                rank = index - sum(p < index for p in positions)
+                stretched.append(self.layers[sources[rank * len(sources) // (depth - len(positions))]])
+        return self.model_copy(update={"layers": tuple(stretched)})
+
+
+def stretch(positions: Sequence[int], layers: int, depth: int) -> list[int]:
+    """Positions of full layers in a stack of `layers`, mapped to a stack of `depth` in integer arithmetic."""
+    k = len(positions)
+    if k == 0:
+        return []
+    if k == layers:
+        return list(range(depth))
+    knots = [0, *(p + 1 for p in positions)]
+    count = max(1, k * depth // layers)
+    mapped = []
+    for m in range(1, count + 1):
+        i, rest = divmod(m * k, count)  # m/count lies rest/count of the way from knot i to knot i + 1
+        numerator = knots[i] * count + ((knots[i + 1] - knots[i]) * rest if rest else 0)
+        mapped.append(-(-depth * numerator // (layers * count)) - 1)
+    return mapped
+
+
+def interleaved(every: int, layers: int) -> tuple[int, ...]:
+    """P1's and P2's placement: one full layer every `every` layers, last of its block."""
+    return tuple(range(every - 1, layers, every))
+
+
+PLACEMENTS = ("interleaved", "early", "middle", "late")
+
+
+def place(name: str, count: int, every: int, layers: int) -> tuple[int, ...]:
+    """0-based positions of `count` full layers under a named placement.
+
+    Raises:
+        ValueError: unknown placement.
+    """
+    if name == "interleaved":
+        return interleaved(every, layers)
+    starts = {"early": 0, "middle": (layers - count) // 2, "late": layers - count}
+    if name not in starts:
+        raise ValueError(f"placement {name!r} is unknown; allowed: {', '.join(PLACEMENTS)}")
+    return tuple(range(starts[name], starts[name] + count))
+
+
+def placement_name(positions: Sequence[int], layers: int) -> str:
+    """The name of a set of positions: pure, full, interleaved, early, middle, late, or custom."""
+    found, count = tuple(positions), len(positions)
+    if count == 0:
+        return "pure"
+    if count == layers:
+        return "full"
+    if found == interleaved(found[0] + 1, layers):
+        return "interleaved"
+    return next((name for name in PLACEMENTS[1:] if found == place(name, count, 0, layers)), "custom")
+
+
+class Recipe(Frozen):
+    """How a Candidate is trained: optimiser, learning rate, schedule and batch.
+
+    Muon updates the hidden matrices at `lr`; everything else (embedding, head, norms, vectors) is AdamW at
+    `scalar_lr`, which is `lr` unless set. The schedule warms up over `warmup_steps`, holds, and decays over the last
+    `decay_fraction` of `total_steps`, the top rung.
+    """
+
+    optimizer: Literal["adamw", "muon"]
+    lr: PositiveFloat
+    scalar_lr: PositiveFloat | None = None
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    grad_clip: PositiveFloat = 1.0
+    warmup_steps: NonNegativeInt
+    total_steps: PositiveInt
+    decay_fraction: float = Field(default=0.2, ge=0, le=1)
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.sequence_length
+
+
+class Candidate(Frozen):
+    """What a trial tries. `seed` counts repeats of one design: 0 is the search's own run."""
+
+    architecture: Architecture
+    recipe: Recipe
+    seed: NonNegativeInt = 0
+
+
+def derive_seed(*parts: int) -> int:
+    """A 63-bit seed from integers, e.g. (study seed, trial number): the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,170 @@
+"""What a design costs, known before training: parameters, cache bytes and FLOPs, in closed form, without torch."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import NonNegativeInt, PositiveInt, model_validator
+
+from nas.architecture import Architecture, Frozen, LayerSpec
+from nas.registry import Dims, did_you_mean, mixers
+
+DType = Literal["float32", "bfloat16", "float16"]
+ITEMSIZE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Cost(Frozen):
+    """Cost of one design at one context length. Bytes are per sequence (batch 1), FLOPs per token (1 MAC = 2)."""
+
+    context: PositiveInt
+    parameters: NonNegativeInt
+    attention_bytes: NonNegativeInt
+    recurrent_bytes: NonNegativeInt
+    convolution_bytes: NonNegativeInt
+    flops_per_token: NonNegativeInt
+    """Decoding one token at the end of the context."""
+    training_flops_per_token: NonNegativeInt
+    """Forward and backward (3x forward), averaged over a causal context."""
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """All that decoding keeps per sequence: our memory objective."""
+        return self.attention_bytes + self.recurrent_bytes + self.convolution_bytes
+
+
+def cost(architecture: Architecture, context: int, dtype: DType = "bfloat16", state_dtype: DType = "float32") -> Cost:
+    """The cost of `architecture` as it stands.
+
+    Args:
+        context: tokens in the cache, at least 1.
+        dtype: of weights, keys, values and convolution states.
+        state_dtype: of recurrent matrix states (fla keeps them in float32; HGRN's vector is in `dtype`).
+    """
+    attention = recurrent = convolution = flops = training = 0
+    item = ITEMSIZE[dtype]
+    matrices = architecture.vocab_size * architecture.hidden_size
+    for layer, x in zip(architecture.layers, architecture.dims(), strict=True):
+        mixer = layer.entry
+        kept = min(context, layer.window or context)
+        attention += mixer.attention_state(x) * kept * item
+        state = mixer.recurrent_state(x)
+        recurrent += state * (item if mixer.state_dtype == "model" else ITEMSIZE[state_dtype])
+        convolution += mixer.convolution_state(x) * item
+        block = mixer.parameters(x) + 3 * architecture.hidden_size * architecture.intermediate_size
+        matrices += block + routing_parameters(architecture, layer, x)
+        score = 4 * x.heads * x.head if layer.is_softmax else 0  # q.k and the weighted sum of values
+        flops += mixer.flops_per_state * state + score * kept
+        training += mixer.flops_per_state * state + score * mean_causal_length(context, layer.window)
+    return Cost(
+        context=context,
+        parameters=parameters(architecture),
+        attention_bytes=attention,
+        recurrent_bytes=recurrent,
+        convolution_bytes=convolution,
+        flops_per_token=2 * matrices + flops,
+        training_flops_per_token=3 * (2 * matrices + training),
+    )
+
+
+def mean_causal_length(context: int, window: int | None) -> int:
+    """Tokens a query attends to, averaged over positions 1..context, rounded down."""
+    w = min(context, window or context)
+    return (w * (w + 1) // 2 + (context - w) * w) // context
+
+
+def parameters(architecture: Architecture) -> int:
+    """Trainable parameters, norms, embeddings and routing included."""
+    d = architecture.hidden_size
+    total = architecture.vocab_size * d * (1 if architecture.tie_word_embeddings else 2) + d
+    for layer, x in zip(architecture.layers, architecture.dims(), strict=True):
+        total += layer.entry.parameters(x) + layer.entry.lower_bounds(x)
+        total += 2 * d + 3 * d * architecture.intermediate_size
+        total += routing_parameters(architecture, layer, x)
+    return total
+
+
+def routing_parameters(architecture: Architecture, layer: LayerSpec, x: Dims) -> int:
+    """Parameters of the layer's CLVR projection: value -> hidden, or through `rank`; 0 without a delta rule."""
+    if architecture.routing.kind == "none" or not layer.entry.delta_rule:
+        return 0
+    rank = architecture.routing.rank
+    return x.value * x.d if rank is None else rank * (x.value + x.d)
+
+
+class HeadSizes(Frozen):
+    """Heads and head size of one mixer at the Deployment; None takes the Deployment's own."""
+
+    heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+
+
+class Deployment(Frozen):
+    """The scale at which memory is charged (design.md 7). A design brings ratios only: placement, query heads per
+    KV head, value expansion, window, convolution, routing; all sizes come from here."""
+
+    layers: PositiveInt = 24
+    hidden_size: PositiveInt = 2048
+    intermediate_size: PositiveInt = 5632
+    vocab_size: PositiveInt = 32000
+    heads: PositiveInt = 16
+    head_dim: PositiveInt = 128
+    mixers: dict[str, HeadSizes] = {}
+    context: PositiveInt = 32768
+    dtype: DType = "bfloat16"
+    state_dtype: DType = "float32"
+    tie_word_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in self.mixers:
+            if name not in mixers():
+                raise ValueError(f"mixers: {name!r} is unknown; {did_you_mean(name, mixers())}")
+        return self
+
+    def architecture(self, proxy: Architecture) -> Architecture:
+        """The design of `proxy` at this scale."""
+        deep = proxy.at(self.layers)
+        return Architecture(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            layers=tuple(self._layer(layer) for layer in deep.layers),
+            routing=proxy.routing,
+            tie_word_embeddings=self.tie_word_embeddings,
+            norm_eps=proxy.norm_eps,
+            initializer_range=proxy.initializer_range,
+        )
+
+    def _layer(self, layer: LayerSpec) -> LayerSpec:
+        sizes = self.mixers.get(layer.mixer, HeadSizes())
+        heads, head_dim = sizes.heads or self.heads, sizes.head_dim or self.head_dim
+        update: dict[str, object] = {"heads": heads, "head_dim": head_dim}
+        if layer.kv_heads:
+            update["kv_heads"] = max(1, heads * layer.kv_heads // layer.heads)
+        if layer.value_heads:
+            update["value_heads"] = heads * (layer.value_heads // layer.heads)
+        return LayerSpec.model_validate(layer.canonical() | update)
+
+    def full_attention(self) -> Architecture:
+        """The all-softmax multi-head stack that percentages and `kv_cache_ratio` refer to."""
+        layer = self._layer(LayerSpec(mixer="softmax", heads=1, head_dim=2))
+        return Architecture(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            layers=(layer,) * self.layers,
+            tie_word_embeddings=self.tie_word_embeddings,
+        )
+
+    def cost(self, proxy: Architecture) -> Cost:
+        """What the design of `proxy` costs here."""
+        return cost(self.architecture(proxy), self.context, self.dtype, self.state_dtype)
+
+    def full_attention_bytes(self) -> int:
+        return cost(self.full_attention(), self.context, self.dtype, self.state_dtype).kv_cache_bytes
+
+    def kv_cache_ratio(self, proxy: Architecture) -> float:
+        """Cache bytes of the design over those of full attention, both here."""
+        return self.cost(proxy).kv_cache_bytes / self.full_attention_bytes()
+
+
