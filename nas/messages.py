@@ -124,6 +124,10 @@ class Pool(Protocol):
         """Ends a trial's running segment; events of it may still come and are to be ignored."""
         ...
 
+    def stop(self) -> None:
+        """Asks all running segments to checkpoint and return early; their events come through `poll`."""
+        ...
+
     def close(self) -> None:
         """Ends all workers and releases their devices."""
         ...

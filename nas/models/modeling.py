@@ -1,0 +1,253 @@
+"""A decoder-only stack that mixes softmax attention and linear mixers layer by layer, on GPU and CPU."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from fla.models.utils import Cache, FLAGenerationMixin
+from fla.modules import GatedMLP, RMSNorm
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from .configuration import HybridConfig
+from .cpu_kernels import install
+from .mixers import build_mixer, has_lower_bounds, is_delta_rule, value_size
+from .routing import SilentLinear, ValueRoute, capture_value, pad_value, prepare_source
+
+install()
+
+
+class HybridBlock(GradientCheckpointingLayer):
+    """One layer: h += mixer(norm(h)); h += MLP(norm(h)); and, where routed, h += P v (see routing.py)."""
+
+    def __init__(self, config: HybridConfig, layer_idx: int) -> None:
+        super().__init__()
+        architecture = config.architecture
+        layer, size, eps = architecture["layers"][layer_idx], config.hidden_size, architecture["norm_eps"]
+        self.attn_norm = RMSNorm(size, eps=eps)
+        self.attn = build_mixer(layer, size, layer_idx, eps)
+        self.mlp_norm = RMSNorm(size, eps=eps)
+        self.mlp = GatedMLP(size, intermediate_size=config.intermediate_size)
+        self.route: ValueRoute | None = None
+        routing = architecture["routing"]
+        if routing["kind"] == "clvr" and is_delta_rule(layer["mixer"]):
+            self.route = ValueRoute(value_size(layer), size, layer_idx, routing.get("rank"))
+            prepare_source(self.attn)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        lower_bound: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """hidden_states [B, T, hidden_size] -> the same shape; `past_key_values` is extended in place."""
+        call: dict[str, Any] = {} if lower_bound is None else {"lower_bound": lower_bound}
+        if cu_seqlens is not None:
+            call["cu_seqlens"] = cu_seqlens
+        call |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
+        x = self.attn_norm(hidden_states)
+        if self.route is None:
+            mixed = self.attn(hidden_states=x, **call)[0]
+            return self._mlp(hidden_states, mixed)
+        with capture_value(self.attn) as values:
+            mixed = self.attn(hidden_states=x, **call)[0]
+        value = pad_value(values[0], attention_mask, x.shape[0], x.shape[1])
+        return self._mlp(hidden_states, mixed) + self.route(value)
+
+    def _mlp(self, hidden_states: Tensor, mixed: Tensor) -> Tensor:
+        normed, residual = self.mlp_norm(mixed, hidden_states, True)
+        return cast(Tensor, residual + self.mlp(normed))
+
+
+class HybridPreTrainedModel(PreTrainedModel):
+    config_class = HybridConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HybridBlock"]
+    _is_stateful = True
+    _input_embed_layer = "embeddings"
+    _undecayed: frozenset[str] = frozenset()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Linear N(0, initializer_range), embedding N(0, embedding_std); mixers keep what fla gives them."""
+        std = self.config.initializer_range
+        if isinstance(module, ValueRoute):
+            module.initialize(std)
+        elif isinstance(module, SilentLinear):
+            pass  # its ValueRoute does it
+        elif isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.architecture["embedding_std"])
+        elif isinstance(module, nn.ParameterDict):
+            for parameter in module.values():
+                init.zeros_(parameter)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+    def _remember_decay(self) -> None:
+        """Note which parameters the mixers exempt from weight decay: loading replaces parameters and drops the mark."""
+        named = self.named_parameters()
+        self._undecayed = frozenset(name for name, p in named if getattr(p, "_no_weight_decay", False))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name in model._undecayed:
+            model.get_parameter(name)._no_weight_decay = True
+        return loaded
+
+
+class HybridModel(HybridPreTrainedModel):
+    """Embedding, blocks and final norm; `forward` gives the normed hidden states."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(HybridBlock(config, i) for i in range(config.num_hidden_layers))
+        self.lower_bounds = nn.ParameterDict()
+        specs = config.architecture["layers"]
+        for mixer in dict.fromkeys(spec["mixer"] for spec in specs if has_lower_bounds(spec["mixer"])):
+            rows = [spec["heads"] * spec["head_dim"] for spec in specs if spec["mixer"] == mixer]
+            self.lower_bounds[mixer] = nn.Parameter(torch.zeros(len(rows), rows[0]))
+        self.norm = RMSNorm(config.hidden_size, eps=config.architecture["norm_eps"])
+        self.gradient_checkpointing = False
+        self._remember_decay()
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Run the stack.
+
+        Args:
+            input_ids: [B, T]; or give `inputs_embeds` [B, T, hidden_size].
+            attention_mask: [B, past + T], 0 at left padding.
+            past_key_values: cache to extend; made where `use_cache` is set and none is given.
+            use_cache: default: the configuration's, and never in training.
+            cu_seqlens: [N + 1] bounds of sequences packed into B = 1; linear mixers only.
+
+        Raises:
+            ValueError: not exactly one of `input_ids` and `inputs_embeds`.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        hidden = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = Cache()
+        if attention_mask is not None and bool(attention_mask.all()):
+            attention_mask = None  # nothing is padded: every layer takes its fast path
+        for block, bound in zip(self.layers, self._lower_bounds(), strict=True):
+            hidden = block(
+                hidden,
+                bound,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                cu_seqlens=cu_seqlens,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), past_key_values=past_key_values)
+
+    def _lower_bounds(self) -> list[Tensor | None]:
+        """Each layer's lower bound on its forget gates: [heads * head_dim] or None.
+
+        HGRN, arXiv:2311.04823, section 3.2: cumulative softmax over the gated layers, zero (None) at the first. Each
+        kind of mixer counts its own layers.
+        """
+        rows: dict[str, list[Tensor]] = {}
+        for mixer, table in self.lower_bounds.items():
+            weights = table.softmax(0, dtype=torch.promote_types(table.dtype, torch.float32))
+            rows[mixer] = list((weights.cumsum(0) - weights[0]).unbind(0))
+        bounds: list[Tensor | None] = []
+        seen: dict[str, int] = dict.fromkeys(rows, 0)
+        for spec in self.config.architecture["layers"]:
+            mixer = spec["mixer"]
+            bounds.append(rows[mixer][seen[mixer]] if seen.get(mixer) else None)
+            if mixer in seen:
+                seen[mixer] += 1
+        return bounds
+
+
+class HybridForCausalLM(HybridPreTrainedModel, FLAGenerationMixin):
+    """`HybridModel` with a language-model head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__(config)
+        self.model = HybridModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._remember_decay()
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits and, with labels, the loss.
+
+        Args:
+            labels: [B, T], shifted in here: logits at t predict labels at t + 1; -100 is ignored.
+            logits_to_keep: how many last positions get logits (0: all), or an index of positions.
+            num_items_in_batch: divides the summed loss instead of the number of labels here (gradient accumulation).
+            Others as in `HybridModel.forward`.
+
+        Returns:
+            loss (mean nats a label), logits [B, kept, vocab_size], past_key_values.
+
+        Raises:
+            ValueError: labels together with logits_to_keep.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("labels need all logits; allowed: logits_to_keep=0")
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept])
+        loss = None if labels is None else _shifted_loss(logits, labels, num_items_in_batch)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+
+
+def _shifted_loss(logits: Tensor, labels: Tensor, items: int | Tensor | None) -> Tensor:
+    """Cross entropy of logits [B, T, V] at t against labels [B, T] at t + 1, in at least float32."""
+    scores = logits[:, :-1].flatten(0, 1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    target = labels[:, 1:].flatten().to(scores.device)
+    if items is None:
+        return F.cross_entropy(scores, target, ignore_index=-100)
+    return F.cross_entropy(scores, target, ignore_index=-100, reduction="sum") / items

@@ -1,0 +1,92 @@
+"""Cross-layer value routing, CLVR (arXiv:2607.07953): the values of a delta-rule layer join the residual stream.
+
+After the whole layer l, mixer and MLP, h <- h + P_l v_l. v_l is the layer's value after projection, short convolution
+and SiLU, before the kernel: [B, T, value heads * value head size]. P_l is zero at initialisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from fla.layers.utils import get_unpad_indices_and_cu, repad_hidden_states
+from torch import Tensor, nn
+from transformers import initialization as init
+
+
+class SilentLinear(nn.Linear):
+    """A bias-free linear map whose construction draws nothing from the global generator."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        init.zeros_(self.weight)
+
+
+class ValueRoute(nn.Module):
+    """P_l: value_size -> hidden_size, zero at initialisation; `rank` factors it into `down` and a zero `up`.
+
+    The factor `down` is N(0, std) from a generator of its own, seeded by (global seed, layer), so that all weights
+    shared with a model without routing stay bit-equal under one `torch.manual_seed`.
+    """
+
+    def __init__(self, value_size: int, hidden_size: int, layer_idx: int, rank: int | None = None) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.down = None if rank is None else SilentLinear(value_size, rank)
+        self.up = SilentLinear(rank or value_size, hidden_size)
+
+    def initialize(self, std: float) -> None:
+        init.zeros_(self.up.weight)
+        if self.down is not None:
+            generator = torch.Generator().manual_seed((torch.initial_seed() + 1_000_003 * (self.layer_idx + 1)) % 2**63)
+            noise = torch.randn(self.down.weight.shape, generator=generator) * std
+            init.copy_(self.down.weight, noise)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """value [B, T, value_size] -> its part of the residual stream [B, T, hidden_size]."""
+        return self.up(value if self.down is None else self.down(value))
+
+
+def prepare_source(mixer: nn.Module) -> None:
+    """Make a delta-rule mixer run its value convolution as a module of its own in every mode.
+
+    Gated DeltaNet fuses the three convolutions in training and not in decoding; `capture_value` must see both.
+    """
+    if hasattr(mixer, "_use_fused_qkv_conv"):
+        mixer._use_fused_qkv_conv = _never
+
+
+def _never(**_: object) -> bool:
+    return False
+
+
+@contextmanager
+def capture_value(mixer: nn.Module) -> Iterator[list[Tensor]]:
+    """Within the block, one call of `mixer` appends its value: [B, T, value] or, under a mask, [1, tokens, value].
+
+    The hook lives for one call only, so copies, checkpointed recomputation and threads of other models share nothing.
+    """
+    values: list[Tensor] = []
+    convolution = getattr(mixer, "v_conv1d", None)
+    if convolution is not None:
+        handle = convolution.register_forward_hook(lambda module, args, output: values.append(output[0]))
+    else:
+        handle = mixer.get_submodule("v_proj").register_forward_hook(
+            lambda module, args, output: values.append(F.silu(output))
+        )
+    try:
+        yield values
+    finally:
+        handle.remove()
+
+
+def pad_value(value: Tensor, attention_mask: Tensor | None, batch: int, length: int) -> Tensor:
+    """Bring a value that fla unpadded ([1, tokens, value]) back to [B, T, value], zero at padding."""
+    if attention_mask is None:
+        return value
+    indices, _ = get_unpad_indices_and_cu(attention_mask, length)
+    return repad_hidden_states(value, indices, batch, length)

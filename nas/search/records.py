@@ -1,0 +1,97 @@
+"""One flat dict a trial: what `--json`, the Python API and the dashboard show. Keys are added, never renamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nas.architecture import Architecture, Candidate
+from nas.cost import Cost, cost
+from nas.registry import get_mixer
+from nas.store import Store, StudyInfo, TrialRow
+from search_spaces.schema import SearchSpace
+
+
+def facts(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
+    """What is known of a Candidate before it trains; stored with the trial. Costs are at the Deployment; the twins
+    `proxy_*` are those of the proxy as trained, at its own sequence length."""
+    proxy = candidate.architecture
+    deployed = space.deployment.architecture(proxy)
+    price = space.deployment.cost(proxy)
+    trained = cost(proxy, candidate.recipe.sequence_length, "float32")
+    return {
+        "candidate_digest": candidate.digest,
+        "architecture_digest": proxy.digest,
+        "recipe_digest": candidate.recipe.digest,
+        "name": design_name(proxy),
+        "diagram": proxy.diagram,
+        "recall_chance": space.workload.chance,
+        "kv_cache_ratio": price.kv_cache_bytes / space.deployment.full_attention_bytes(),
+        **_sizes(deployed, price),
+        **{f"proxy_{key}": value for key, value in _sizes(proxy, trained).items()},
+        "routing": proxy.routing.kind,
+        "optimizer": candidate.recipe.optimizer,
+        "lr": candidate.recipe.lr,
+    }
+
+
+def _sizes(architecture: Architecture, price: Cost) -> dict[str, Any]:
+    return {
+        "kv_cache_bytes": price.kv_cache_bytes,
+        "attention_bytes": price.attention_bytes,
+        "recurrent_bytes": price.recurrent_bytes,
+        "convolution_bytes": price.convolution_bytes,
+        "parameters": price.parameters,
+        "flops_per_token": price.flops_per_token,
+        "layers": len(architecture.layers),
+        "full_attention_layers": list(architecture.full_attention_layers),
+        "backbones": list(architecture.backbones),
+        "placement": architecture.placement,
+        "kv_heads": architecture.kv_heads,
+    }
+
+
+def design_name(architecture: Architecture) -> str:
+    """A short name for people: backbone, ratio or placement, and what else differs from the plain design."""
+    full, layers = architecture.full_attention_layers, len(architecture.layers)
+    backbone = " + ".join(get_mixer(name).title for name in architecture.backbones)
+    if not backbone:
+        return "Full attention"
+    if not full:
+        where = "pure"
+    elif architecture.placement == "interleaved":
+        where = f"{full[0] + 1}:1"
+    elif architecture.placement == "custom":
+        where = "at " + ",".join(map(str, full))
+    else:
+        where = f"{len(full)}/{layers} {architecture.placement}"
+    first = next((layer for layer in architecture.layers if layer.is_full_attention), None)
+    grouped = f" GQA{first.heads // first.kv_heads}" if first and first.kv_heads else ""
+    routed = " +CLVR" if architecture.routing.kind == "clvr" else ""
+    return f"{backbone} {where}{grouped}{routed}"
+
+
+def record(study: str, row: TrialRow) -> dict[str, Any]:
+    """The record of one stored trial; absent values are None."""
+    return {
+        "study": study,
+        "trial": row.number,
+        "state": row.state.value,
+        "failure": row.failure.value if row.failure else None,
+        "message": row.message,
+        "recall": row.recall,
+        "recall_sd": None,
+        "recall_nll": row.recall_nll,
+        "loss": row.loss,
+        **row.facts,
+        "seeds": 1,
+        "rung": row.rung,
+        "step": row.step,
+        "seconds": row.seconds,
+        "prior": row.prior,
+    }
+
+
+def load(store: Store, study: str | StudyInfo | None = None) -> list[dict[str, Any]]:
+    """Records of all trials of a study (the latest if None), in trial order."""
+    info = study if isinstance(study, StudyInfo) else store.study(study)
+    return [record(info.name, row) for row in store.trials(info.id)]

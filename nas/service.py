@@ -1,0 +1,309 @@
+"""`nas launch`, without its terminal: checks a request, opens the store, runs the dispatcher on a pool."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nas.architecture import Candidate
+from nas.messages import Pool
+from nas.search.sampler import complete_params
+from nas.search.study import Dispatcher, Limits, Outcome
+from nas.store import Store, StudyInfo, StudyNotFound
+from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces.designs import Fixed, Value, architectures, baselines, candidate, count
+
+DEFAULT_STORAGE = "sqlite:///nas.db"
+
+
+class LaunchError(ValueError):
+    """A launch that is refused before anything is written; one line (exit code 2)."""
+
+
+@dataclass
+class Request:
+    """What `nas launch` is asked for; None takes the space's or the machine's default.
+
+    `storage` is an SQLAlchemy URL; `workers` counts slots (default: GPUs, or CPU cores without one); `gpus` limits the
+    GPUs used; `ray_address` joins a running cluster; `timeout` is in seconds; `checkpoints` a folder or fsspec URL.
+    """
+
+    space: str | SearchSpace | None = None
+    study: str | None = None
+    storage: str = DEFAULT_STORAGE
+    trials: int | None = None
+    workers: int | None = None
+    gpus: float | None = None
+    timeout: float | None = None
+    seed: int = 0
+    ray_address: str | None = None
+    enqueue: str | None = None
+    checkpoints: str | None = None
+
+
+@dataclass
+class Plan:
+    """A request, checked: all that can be known before a worker starts."""
+
+    space: SearchSpace
+    study: str
+    trials: int
+    workers: int
+    device: str
+    enqueued: list[tuple[Candidate, dict[str, Value]]]
+    request: Request
+    checkpoints: str
+    designs: float = field(init=False)
+    cheapest: int = field(init=False)
+    dearest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        costs = [self.space.deployment.cost(found).kv_cache_bytes for found in architectures(self.space)]
+        self.designs, self.cheapest, self.dearest = count(self.space), min(costs), max(costs)
+
+
+@dataclass
+class Result:
+    """How a launch ended."""
+
+    plan: Plan
+    info: StudyInfo
+    outcome: Outcome
+    records: list[dict[str, Any]]
+
+
+def visible_gpus() -> int:
+    """CUDA devices this machine offers, without importing torch: `CUDA_VISIBLE_DEVICES`, else /proc's NVIDIA list."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def make_plan(request: Request) -> Plan:
+    """Checks a request without writing anything.
+
+    Raises:
+        SpaceError, LaunchError: the first thing that is wrong, in one line.
+    """
+    gpus = visible_gpus()
+    on_gpu = gpus > 0 or bool(request.gpus)
+    space = request.space or ("hybrid-gpu" if on_gpu else "cpu-demo")
+    if isinstance(space, str):
+        space = load_space(space)
+    _positive("trials", request.trials)
+    _positive("workers", request.workers)
+    _positive("timeout", request.timeout)
+    study = request.study or ("demo" if request.space is None else space.name)
+    if not study.strip() or "/" in study:
+        raise LaunchError(f"study={study!r} is not a name; allowed: any text without a slash")
+    _check_budget(space)
+    finite = count(space)
+    wanted = len(baselines(space)) + int(finite) if space.grid and not math.isinf(finite) else 24
+    return Plan(
+        space=space,
+        study=study,
+        trials=request.trials or space.trials or wanted,
+        workers=request.workers or (int(request.gpus or gpus) if on_gpu else os.cpu_count() or 1),
+        device="cuda" if on_gpu else "cpu",
+        enqueued=read_designs(request.enqueue, space) if request.enqueue else [],
+        request=request,
+        checkpoints=request.checkpoints or _beside(request.storage),
+    )
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise LaunchError(f"{name}={value} must be above 0")
+
+
+def _beside(storage: str) -> str:
+    """Checkpoints of an SQLite study live beside its file."""
+    path = storage.removeprefix("sqlite:///") if storage.startswith("sqlite:///") else ""
+    return str(Path(path).resolve().parent / "nas-checkpoints")
+
+
+def _check_budget(space: SearchSpace) -> None:
+    if space.budget.kv_cache is None:
+        return
+    limit = space.budget.kv_cache.limit(space.deployment)
+    smallest = min(space.deployment.cost(found).kv_cache_bytes for found in architectures(space))
+    if smallest > limit:
+        share = smallest / space.deployment.full_attention_bytes()
+        raise LaunchError(
+            f"budget.kv_cache={limit} bytes: no design of {space.name} fits; the smallest keeps {smallest} bytes "
+            f"({share:.2%} of full attention)"
+        )
+
+
+def read_designs(path: str, space: SearchSpace) -> list[tuple[Candidate, dict[str, Value]]]:
+    """Own designs from a YAML list; each entry gives parameters of the space, the others take its first choices.
+
+    Raises:
+        LaunchError: unreadable file or a parameter outside of the space.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise LaunchError(f"enqueue={path!r} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        raise LaunchError(f"enqueue={path!r}: expected a list of mappings, such as - {{backbone: gla, ratio: '4:1'}}")
+    designs = []
+    for index, entry in enumerate(content):
+        params = complete_params(space, entry)
+        if unknown := sorted(set(entry) - set(params)):
+            raise LaunchError(f"enqueue[{index}].{unknown[0]} is unknown; allowed: {', '.join(params)}")
+        try:
+            designs.append((candidate(space, Fixed(params)), params))
+        except ValueError as error:
+            raise LaunchError(f"enqueue[{index}].{error}") from error
+    return designs
+
+
+def difference(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where two spaces differ: "proxy.layers: 4 -> 6"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new})
+        return [line for key in keys for line in difference(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if old == new else [f"{path}: {old} -> {new}"]
+
+
+def open_study(store: Store, plan: Plan) -> StudyInfo:
+    """The study of the plan, created if there is none.
+
+    Raises:
+        LaunchError: it exists with another space or seed.
+    """
+    try:
+        info = store.study(plan.study)
+    except StudyNotFound:
+        return store.create_study(plan.study, plan.space.canonical(), plan.space.digest, plan.request.seed)
+    if info.space_digest != plan.space.digest:
+        changes = difference(info.space, plan.space.canonical())
+        raise LaunchError(
+            f"study {plan.study!r} exists with another space ({'; '.join(changes)}); choose another --study"
+        )
+    return info
+
+
+def launch(
+    request: Request,
+    *,
+    pool: Callable[[Plan], Pool] | None = None,
+    notify: Callable[[Dispatcher], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Runs a search to its end, or goes on with one that was stopped or killed.
+
+    Args:
+        request: what to search and how far.
+        pool: makes the worker pool; Ray by default.
+        notify, log: as in `Dispatcher`.
+
+    Raises:
+        SpaceError, LaunchError: refused, nothing written.
+        StoreError: the storage cannot be used, or another launch holds the study.
+    """
+    plan = make_plan(request)
+    prepare_data(plan.space)
+    with Store.open(request.storage) as store, store.lock(plan.study):
+        info = open_study(store, plan)
+        dispatcher = Dispatcher(
+            store=store,
+            info=info,
+            space=plan.space,
+            pool=_NoPool(),
+            checkpoints=plan.checkpoints,
+            limits=Limits(plan.trials, request.timeout),
+            device=plan.device,
+            notify=notify,
+            log=log,
+        )
+        dispatcher.enqueue_baselines()
+        for found, params in plan.enqueued:
+            if dispatcher.enqueue(found, "enqueued", params) is None:
+                log("an enqueued design is in the study already")
+        if not dispatcher.unfinished():
+            return Result(plan, info, Outcome.FINISHED, dispatcher.records())
+        dispatcher.pool = (pool or _ray_pool)(plan)
+        try:
+            with _graceful_signals(dispatcher, log):
+                outcome = dispatcher.run()
+        finally:
+            dispatcher.pool.close()
+        return Result(plan, info, outcome, dispatcher.records())
+
+
+def prepare_data(space: SearchSpace) -> None:
+    """Finds and tokenises the text once, before the study exists and before workers would race for it.
+
+    Raises:
+        LaunchError: the text source is empty or cannot be read.
+    """
+    from nas.training.data.text import load_corpus
+
+    if not space.workload.text.weight:
+        return
+    try:
+        load_corpus(space.workload.text)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"workload.text.source={space.workload.text.source!r}: {error}") from error
+
+
+def _ray_pool(plan: Plan) -> Pool:
+    from workers.pool import RayPool
+
+    per_worker = 1.0 if plan.device == "cuda" else 0.0
+    return RayPool(plan.workers, gpus_per_worker=per_worker, address=plan.request.ray_address)
+
+
+class _NoPool:
+    """Stands in until there is something to train, so that a finished study starts no workers."""
+
+    slots = 0
+
+    def submit(self, segment: Any) -> None:
+        raise AssertionError("no pool yet")
+
+    def poll(self, timeout: float) -> list[Any]:
+        return []
+
+    def cancel(self, trial: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def _graceful_signals(dispatcher: Dispatcher, log: Callable[[str], None]) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM stops with checkpoints kept; a second one ends at once."""
+
+    def handle(number: int, _: object) -> None:
+        if dispatcher.stopping:
+            raise KeyboardInterrupt
+        log(f"{signal.Signals(number).name}: stopping, checkpoints are being written; once more to end at once")
+        dispatcher.stop()
+
+    try:
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: the caller handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["LaunchError", "Plan", "Request", "Result", "SpaceError", "launch", "make_plan"]

@@ -1,0 +1,1 @@
+"""Alembic migrations, run by nas.store.schema when a store is opened."""

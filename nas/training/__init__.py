@@ -1,0 +1,1 @@
+"""Training of proxies: data, optimisers, schedule, checkpoints, and the segment runner that workers call."""

@@ -1,0 +1,73 @@
+"""A sample of a workload's data that a person can read: `nas data show`."""
+
+from __future__ import annotations
+
+import torch
+
+from nas.architecture import derive_seed
+from nas.registry import did_you_mean
+from nas.training.data.recall import GENERATORS
+from nas.training.data.recall.mqar import IGNORED
+from nas.training.data.text import load_corpus
+from nas.training.data.tokenizer import ByteTokenizer
+from nas.workload import MQAR, Workload
+
+TEXT_LENGTH = 512
+
+
+def sample_text(name: str, workload: Workload, seed: int) -> str:
+    """One sample of "text" or of a recall task, with what stands in it and the chance level.
+
+    Raises:
+        ValueError: the workload has no data of that name.
+    """
+    tasks = {task.task: task for task in workload.recall}
+    if name in tasks:
+        return _recall(tasks[name], ByteTokenizer.of(workload), seed)
+    if name == "text":
+        return _text(workload, seed)
+    raise ValueError(f"data {name!r} is unknown; {did_you_mean(name, ('text', *tasks))}")
+
+
+def _recall(task: MQAR, tokenizer: ByteTokenizer, seed: int) -> str:
+    size = task.pairs[len(task.pairs) // 2]
+    generator = torch.Generator().manual_seed(derive_seed(seed))
+    length = max(task.min_length, 4 * size)
+    input_ids, labels = (x[0].tolist() for x in GENERATORS[task.task](task, size, 1, length, generator))
+    tokens = [tokenizer.decode([token]) for token in input_ids]
+    asked = [position for position, label in enumerate(labels) if label != IGNORED]
+    shown = ", ".join(f"{tokens[i]} -> {tokens[i + 1]}" for i in range(0, 2 * size, 2))
+    questions = ", ".join(f"{tokens[i]} -> [{tokens[i + 1]}]" for i in asked)
+    answers = {position + 1 for position in asked}
+    marked = "".join(f"[{token}]" if i in answers else token for i, token in enumerate(tokens))
+    first, last = tokenizer.special[task.keys], tokenizer.special[task.special_tokens - 1]
+    return "\n".join(
+        (
+            f"{task.task}: {size} pairs; trained on {_list(task.pairs)}, evaluated on {_list(task.evaluation_pairs)}",
+            f"keys {tokenizer.special[0]} to {tokenizer.special[task.keys - 1]}, values {first} to {last}",
+            f"chance: 1 of {task.answers} values = {1 / task.answers:.4f}",
+            f"shown: {shown}",
+            f"asked: {questions}",
+            f"the sequence, {length} tokens, answers in brackets, gaps filled with newlines (\\n):",
+            marked.replace("\n", "\\n"),
+        )
+    )
+
+
+def _text(workload: Workload, seed: int) -> str:
+    text = workload.text
+    corpus = load_corpus(text)
+    length = min(TEXT_LENGTH, len(corpus.train) - 1)
+    window = corpus.batch(1, length, torch.Generator().manual_seed(derive_seed(seed)))[0, :length]
+    return "\n".join(
+        (
+            f"text: source {text.source}, tokenizer {text.tokenizer}, split by document",
+            f"{len(corpus.train):,} training tokens, {len(corpus.validation):,} held out",
+            f"a training window of {length} tokens:",
+            ByteTokenizer.of(workload).decode(window.tolist()),
+        )
+    )
+
+
+def _list(sizes: tuple[int, ...]) -> str:
+    return "/".join(map(str, sizes))
