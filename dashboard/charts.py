@@ -1,4 +1,4 @@
-"""The Pareto chart: from records to a plotly figure. Pure functions; a value that is not a finite number is never drawn."""
+"""The Pareto chart: pure functions from records to a plotly figure; what is not a finite number is never drawn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pareto(records: Sequence[Record], front: Sequence[Record], selected: int | N
     runs; the front is a step line, the baselines are named, chance is dotted, `selected` is ringed.
     """
     drawn = [found for found in records if _at(found) is not None]
-    figure = blank(height=560)
+    figure = blank(height=640)
     low, high = _span([found["kv_cache_bytes"] for found in drawn])
     _draw_front(figure, front, high)
     _draw_trials(figure, drawn)
@@ -43,10 +43,10 @@ def pareto(records: Sequence[Record], front: Sequence[Record], selected: int | N
     figure.update_xaxes(
         type="log",
         range=[math.log10(low), math.log10(high)],
-        title="KV cache per sequence, and its share of full attention's",
+        title_text="KV cache per sequence, and its share of full attention's",
         **_memory_ticks(drawn, low, high),
     )
-    figure.update_yaxes(range=[0, TOP], title="Recall", dtick=0.2, tickformat=".1f")
+    figure.update_yaxes(range=[0, TOP], title_text="Recall", dtick=0.2, tickformat=".1f")
     if not drawn:
         note(figure, "No trial has been scored yet.")
     return figure
@@ -55,15 +55,14 @@ def pareto(records: Sequence[Record], front: Sequence[Record], selected: int | N
 def hover(record: Record) -> str:
     """The design in a few lines, as plotly's HTML."""
     blocks = "".join({"F": "■", "w": "▣"}.get(layer, "□") for layer in record.get("diagram") or "")
-    lr = finite(record["lr"])
+    memory, share = style.bytes_text(record["kv_cache_bytes"]), style.percent_text(record["kv_cache_ratio"])
     lines = [
         f"<b>{record['name']}</b>",
         f"trial {record['trial']} · {style.state_text(record)} · step {record['step']}",
         f"<span style='letter-spacing:1px'>{blocks}</span>",
         f"recall <b>{style.score_text(record['recall'])}</b> (chance {style.score_text(record['recall_chance'], 2)})",
-        f"KV cache <b>{style.bytes_text(record['kv_cache_bytes'])}</b>"
-        f" · {style.percent_text(record['kv_cache_ratio'])} of full attention",
-        f"{record['optimizer']}, lr {'–' if lr is None else f'{lr:.2g}'}, routing {record['routing']}",
+        f"KV cache <b>{memory}</b> · {share} of full attention",
+        f"{record['optimizer']}, lr {style.rate_text(record['lr'])}, routing {record['routing']}",
     ]
     return "<br>".join(lines)
 

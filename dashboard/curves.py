@@ -68,7 +68,7 @@ def hypervolume(points: Sequence[tuple[int, float]]) -> go.Figure:
         hovertemplate="after trial %{x}: %{y:.3f}<extra></extra>",
         showlegend=False,
     )
-    figure.update_xaxes(title="Trial", rangemode="tozero")
+    figure.update_xaxes(title_text="Trial", rangemode="tozero")
     figure.update_yaxes(rangemode="tozero")
     return figure
 
@@ -95,10 +95,18 @@ def _finish_curve(figure: go.Figure, rungs: Sequence[int]) -> go.Figure:
             x=step,
             line={"color": LINE, "width": 1.5},
             layer="below",
-            annotation={"text": f"rung {index}", "font": {"size": 11, "color": FAINT}},
-            annotation_position="top left",
+            annotation={
+                "text": f"rung {index}",
+                "font": {"size": 11, "color": FAINT},
+                "yanchor": "bottom",
+                "yref": "paper",
+                "y": 1,
+                "xanchor": "center",
+            },
         )
-    figure.update_xaxes(title="Step", range=[0, 1.02 * max([*rungs, *(x for trace in figure.data for x in trace.x)])])
+    figure.update_xaxes(
+        title_text="Step", range=[0, 1.02 * max([*rungs, *(x for trace in figure.data for x in trace.x)])]
+    )
     figure.update_layout(hovermode="x")
     return figure
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.style import Record
-from nas.search.front import front, hypervolume_over_trials
+from nas.search.front import front, full_attention, hypervolume_over_trials
 from nas.search.records import record
 from nas.store import MeasurementRow, Store, StudyInfo, TrialRow
 
@@ -39,6 +39,8 @@ class Snapshot:
     front: Sequence[Record]
     hypervolume: Sequence[tuple[int, float]]
     """(trial, hypervolume of the front of all trials up to it)."""
+    baseline: Record | None
+    """Full attention at its best recipe; None while no run of it is complete."""
     elapsed: float
     """Seconds from the study's creation to the last start or end of a trial."""
 
@@ -97,6 +99,7 @@ def _snapshot(url: str, name: str, version: str) -> Snapshot:
         records=records,
         front=front(records),
         hypervolume=hypervolume_over_trials(records),
+        baseline=full_attention(records),
         elapsed=_elapsed(info, rows),
     )
 

@@ -22,13 +22,13 @@ def blank(height: int) -> go.Figure:
     return go.Figure(
         layout={
             "height": height,
-            "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
+            "margin": {"l": 8, "r": 8, "t": 44, "b": 8},
             "font": {"family": FONT, "size": 13, "color": INK},
             "plot_bgcolor": "white",
             "paper_bgcolor": "rgba(0, 0, 0, 0)",
             "xaxis": {**axis, "showgrid": False, "showline": True, "linecolor": LINE, "automargin": True},
             "yaxis": {**axis, "automargin": True},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 13}},
+            "legend": {"orientation": "h", "x": 0, "y": 1.04, "yanchor": "bottom", "font": {"size": 13}},
             "hoverlabel": {"bgcolor": "white", "bordercolor": LINE, "font": {"family": FONT, "color": INK}},
             "dragmode": False,
             "uirevision": "keep",

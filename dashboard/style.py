@@ -92,6 +92,12 @@ def score_text(value: float | None, digits: int = 3) -> str:
     return "–" if number is None else f"{number:.{digits}f}"
 
 
+def rate_text(value: float | None) -> str:
+    """A learning rate: 0.0021, 1.5e-05."""
+    number = finite(value)
+    return "–" if number is None else f"{number:.2g}"
+
+
 def duration_text(seconds: float | None) -> str:
     """42 s, 7 min 05 s, 3 h 12 min, 2 d 4 h."""
     number = finite(seconds)

@@ -101,7 +101,8 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
             problem = other
             break
     *parents, last = problem["loc"] or ("",)
-    path = ".".join(str(part) for part in problem["loc"])
+    # pydantic names the branch of a union or validator in brackets; a user knows fields only
+    path = ".".join(str(part) for part in problem["loc"] if not str(part).endswith("]"))
     if problem["type"] == "extra_forbidden":
         fields = tuple(_fields(model, parents))
         return f"{path}: unknown key {last!r}; {did_you_mean(str(last), fields)}"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -32,6 +36,11 @@ class Session:
         """Whether the Ray is our own, so that nobody else claims its resources."""
         return self.folder is not None
 
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """What workers need to find our packages; those of our own Ray inherit it, which starts them faster."""
+        return {} if self.is_local else {"env_vars": {"PYTHONPATH": import_path()}}
+
     def close(self) -> None:
         """Disconnects, if we connected; ends the Ray processes, if we started them, and deletes their folder."""
         if self.ours and ray.is_initialized():
@@ -43,30 +52,50 @@ class Session:
 def connect(address: str | None, temp_dir: str | Path | None = None) -> Session:
     """Connects to the cluster at `address`; without one uses the Ray this process is connected to, or starts one.
 
-    A Ray of our own has no dashboard, listens on the loopback interface only and ends with this process, however
-    that ends.
+    A Ray of our own has no dashboard and ends with this process, however that ends.
 
     Raises:
         ValueError: temp_dir is longer than TEMP_DIR_LIMIT.
         ConnectionError: no cluster at `address`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if ray.is_initialized() and address is None:
-        return Session(ours=False)
     if address is not None:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
         return Session(ours=True)
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else Ray writes ~/.ray/auth_token
-    context = ray.init(
-        "local",  # also where RAY_ADDRESS names a cluster
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(_temp_dir(temp_dir)),
-    )
+    return Session(ours=False) if ray.is_initialized() else _start(_temp_dir(temp_dir))
+
+
+def _start(temp_dir: Path) -> Session:
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        # Ray's ports are open to the network and want a token; without one given Ray would write it to ~/.ray.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    # Ray's agents outlive a killed driver while they look for its control store, by default for a minute.
+    with _environment(PYTHONPATH=import_path(), RAY_gcs_rpc_server_reconnect_timeout_s="5"):
+        context = ray.init(
+            "local",  # also where RAY_ADDRESS names a cluster
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",  # stays when the machine changes its network
+            _temp_dir=str(temp_dir),
+            # Idle processes, one a core, would take 100 MB each.
+            _system_config={"prestart_worker_first_driver": False, "enable_metrics_collection": False},
+        )
     return Session(ours=True, folder=Path(context.address_info["session_dir"]))
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Sets environment variables for the processes started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name)
+        os.environ.update({name: before[name] for name in variables if name in before})
 
 
 def _temp_dir(given: str | Path | None) -> Path:

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from nas.messages import Event, Failed, Failure, Report, Segment
-from workers.cluster import connect, count_workers, import_path, total_cpus
+from workers.cluster import connect, count_workers, total_cpus
 from workers.worker import DEFAULT_RUNNER, Worker, failed
 
 START_SECONDS = 120.0
@@ -76,7 +76,7 @@ class RayPool:
                 num_gpus=gpus_per_worker,
                 max_concurrency=3,  # start or take, stop, pid
                 max_restarts=0,
-                runtime_env={"env_vars": {"PYTHONPATH": import_path()}},
+                runtime_env=self._session.runtime_env,
             )
             self._arguments = (runner, max(1, total_cpus() // count), gpus_per_worker > 0)
             self._slots = [Slot(self._new_actor()) for _ in range(count)]

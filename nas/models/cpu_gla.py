@@ -90,9 +90,7 @@ class _ChunkedGLA(torch.autograd.Function):
     """(q, k [B, H, N, C, K], v [B, H, N, C, V], g [B, H, N, C, K], S [B, H, K, V]) -> (o [B, H, N, C, V], S)."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         chunk = q.shape[-2]
         scores = q.new_zeros(*q.shape[:-1], chunk)
         scores.diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(-1))
@@ -114,7 +112,7 @@ class _ChunkedGLA(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        do, dstate = grads
+        do, dstate = grads[0].contiguous(), grads[1]
         q, k, v, g, scores, states = ctx.saved_tensors
         chunk = q.shape[-2]
         dscores, dv = do @ v.mT, scores.mT @ do
@@ -123,7 +121,7 @@ class _ChunkedGLA(torch.autograd.Function):
         for size, head, tail in _levels(g):
             if size < chunk:
                 after, before = (_halves(head, size)[..., 1, :, :].exp(), _halves(tail, size)[..., 0, :, :].exp())
-                corner = _corner(dscores, size).movedim(-1, -3)
+                corner = _corner(dscores, size).movedim(-1, -3).contiguous()
                 _halves(dq, size)[..., 1, :, :] += after * (corner @ (_halves(k, size)[..., 0, :, :] * before))
                 _halves(dk, size)[..., 0, :, :] += before * (corner.mT @ (_halves(q, size)[..., 1, :, :] * after))
         since, until, carry = head.exp(), tail.exp(), head[..., -1, :, None].exp()

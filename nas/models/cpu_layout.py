@@ -24,7 +24,7 @@ def to_chunks(x: Tensor, chunk: int) -> Tensor:
     padding = chunk if length == 0 else -length % chunk
     if padding:
         x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, padding))
-    return x.unflatten(1, (-1, chunk)).movedim(3, 1)
+    return x.unflatten(1, (-1, chunk)).movedim(3, 1).contiguous()  # batched products copy anything else, each time
 
 
 def from_chunks(x: Tensor, length: int) -> Tensor:

@@ -10,7 +10,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fla.layers import (
+from torch import nn
+
+from .softmax import SoftmaxAttention
+from .upstream import (
     DeltaNet,
     GatedDeltaNet,
     GatedLinearAttention,
@@ -18,9 +21,6 @@ from fla.layers import (
     HGRNAttention,
     MultiScaleRetention,
 )
-from torch import nn
-
-from .softmax import SoftmaxAttention
 
 Layer = Mapping[str, Any]
 Builder = Callable[[Layer, int, int, float], nn.Module]

@@ -6,8 +6,6 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from fla.models.utils import Cache, FLAGenerationMixin
-from fla.modules import GatedMLP, RMSNorm
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -18,6 +16,7 @@ from .configuration import HybridConfig
 from .cpu_kernels import install
 from .mixers import build_mixer, has_lower_bounds, is_delta_rule, value_size
 from .routing import SilentLinear, ValueRoute, capture_value, pad_value, prepare_source
+from .upstream import Cache, FLAGenerationMixin, GatedMLP, RMSNorm
 
 install()
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from fla.layers.utils import get_unpad_indices_and_cu, repad_hidden_states
 from torch import Tensor, nn
 from transformers import initialization as init
+
+from .upstream import get_unpad_indices_and_cu, repad_hidden_states
 
 
 class SilentLinear(nn.Linear):

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fla.models.utils import Cache
 from torch import Tensor, nn
+
+from .upstream import Cache
 
 
 class SoftmaxAttention(nn.Module):
@@ -76,7 +77,9 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         q, k = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k))
         if self.rope_theta is not None:
-            cos, sin = _rotary_tables(_positions(attention_mask, past, length, q.device), self.head_dim, self.rope_theta, q)
+            cos, sin = _rotary_tables(
+                _positions(attention_mask, past, length, q.device), self.head_dim, self.rope_theta, q
+            )
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         k = k.flatten(-2)
         if past_key_values is not None:

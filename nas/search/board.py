@@ -39,7 +39,7 @@ class Board:
             self._by_state[old.state].discard(row.number)
         self._by_state[row.state].add(row.number)
         self.rows[row.number] = row
-        for rung in range(max(row.rung, row.target_rung or 0)):
+        for rung in range(max(row.rung, row.target_rung)):
             self._promoted[rung].add(row.number)
         self._ready.clear()
         return row
@@ -56,7 +56,7 @@ class Board:
     def next_waiting(self) -> int | None:
         """The waiting trial that has come furthest, then the oldest."""
         waiting = self._by_state[TrialState.WAITING]
-        return min(waiting, key=lambda n: (-(self.rows[n].target_rung or 0), n), default=None)
+        return min(waiting, key=lambda n: (-self.rows[n].target_rung, n), default=None)
 
     def next_promotion(self, *, final: bool) -> tuple[int, int] | None:
         """(trial, rung it finished) that may go on, from the highest rung down.

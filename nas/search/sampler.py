@@ -127,7 +127,8 @@ class Sampler:
             found = candidate(self._space, Fixed(trial.params))
             if found.digest not in self._tried and self._affordable(found):
                 self._tried.add(found.digest)
-                state = {key: value for key, value in trial.system_attrs.items() if key == _GENERATION}
+                attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
+                state = {key: value for key, value in attributes.items() if key == _GENERATION}
                 self._trials[number] = Told(trial.params, state)
                 self._numbers[number] = trial.number
                 return Proposal(trial.params, state, found)

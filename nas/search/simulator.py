@@ -38,7 +38,7 @@ def learning_curve(candidate: Candidate, seed: int, step: int, answers: float = 
     loss = 2.0 + 3.5 * math.exp(-6 * time) + 0.2 * _lr_distance(recipe) ** 2 - 0.1 * known + jitter.gauss(0, 0.005)
     return {
         "recall": chance + (1 - chance) * picked,
-        "recall_nll": -math.log(chance + (1 - chance) * known),
+        "recall_nll": abs(math.log(chance + (1 - chance) * known)),
         "loss": loss,
     }
 
@@ -54,7 +54,8 @@ def _transition(architecture: Architecture, recipe: Recipe) -> float:
     full = len(architecture.full_attention_layers) / depth
     delta = sum(layer.entry.delta_rule for layer in architecture.layers) / depth
     only_softmax = 0.2 if full == 1 else 0.0  # nothing mixes neighbours before the first lookup
-    return 0.75 - 0.4 * min(1.0, 2 * full) - 0.2 * delta + only_softmax + 0.6 * _lr_distance(recipe) ** 2
+    late = min(1.0, 0.6 * _lr_distance(recipe) ** 2)
+    return 0.75 - 0.4 * min(1.0, 2 * full) - 0.2 * delta + only_softmax + late
 
 
 def _ceiling(architecture: Architecture) -> float:
@@ -68,6 +69,7 @@ def _ceiling(architecture: Architecture) -> float:
 @dataclass
 class _Job:
     segment: Segment
+    pace: float
     started: float
     ends: float
     events: list[Event]
@@ -137,8 +139,8 @@ class SimulatedPool:
         trial = segment.trial
         if trial in self._running or any(queued.trial == trial for queued in self._queue):
             raise ValueError(f"trial={trial} has a segment here already")
-        expected = _checkpoint(trial, segment.start_step) if segment.start_step else None
-        if segment.checkpoint != expected:
+        expected = _checkpoint(trial, segment.start_step)
+        if segment.checkpoint != expected and (segment.start_step or segment.checkpoint):
             raise ValueError(f"checkpoint={segment.checkpoint!r} at step {segment.start_step}; expected {expected!r}")
         self._queue.append(segment)
         self._fill()
@@ -157,6 +159,18 @@ class SimulatedPool:
         self._queue = deque(segment for segment in self._queue if segment.trial != trial)
         if job := self._running.get(trial):
             self._release(job)
+
+    def stop(self) -> None:
+        """Ends all running segments now: Finished at the step they have come to, without scores; drops the queue."""
+        self._queue.clear()
+        for job in self._running.values():
+            segment, seconds = job.segment, self._now - job.started
+            step = min(segment.stop_step - 1, segment.start_step + int(seconds / job.pace))
+            reports = [e for e in job.events if isinstance(e, Report) and e.measurements[0].step <= step]
+            job.events = [*reports, _finished(segment, step, seconds, ())]
+            job.ends = self._now
+        self._ends = [(self._now, start, job) for _, start, job in self._ends]
+        heapq.heapify(self._ends)
 
     def close(self) -> None:
         self._closed = True
@@ -189,7 +203,7 @@ class SimulatedPool:
             events.append(failed)
         end = events[-1]
         assert isinstance(end, Finished | Failed)
-        return _Job(segment, self._now, self._now + end.seconds, events)
+        return _Job(segment, pace, self._now, self._now + end.seconds, events)
 
     def _train(self, segment: Segment, pace: float) -> list[Event]:
         """Reports on the way and Finished, or Failed/diverged at the first value that is not finite."""
@@ -205,15 +219,7 @@ class SimulatedPool:
         step, values = segment.stop_step, self._scores(segment, segment.stop_step)
         if bad := _not_finite(values):
             return [*events, _failed(segment, Failure.DIVERGED, f"{bad} at step {step}", step, pace)]
-        finished = Finished(
-            trial=segment.trial,
-            attempt=segment.attempt,
-            step=step,
-            checkpoint=_checkpoint(segment.trial, step),
-            seconds=steps * pace,
-            measurements=_measurements(values, step),
-        )
-        return [*events, finished]
+        return [*events, _finished(segment, step, steps * pace, _measurements(values, step))]
 
     def _scores(self, segment: Segment, step: int) -> dict[str, float]:
         if self._curve is not None:
@@ -232,6 +238,17 @@ def _measurements(values: dict[str, float], step: int) -> tuple[Measurement, ...
 def _not_finite(values: dict[str, float]) -> str:
     """The first value that is not finite, as "name is value"; empty if all are."""
     return next((f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)), "")
+
+
+def _finished(segment: Segment, step: int, seconds: float, measurements: tuple[Measurement, ...]) -> Finished:
+    return Finished(
+        trial=segment.trial,
+        attempt=segment.attempt,
+        step=step,
+        checkpoint=_checkpoint(segment.trial, step),
+        seconds=seconds,
+        measurements=measurements,
+    )
 
 
 def _failed(segment: Segment, kind: Failure, message: str, step: int, pace: float) -> Failed:

@@ -159,7 +159,7 @@ class Dispatcher:
     def _start_next(self) -> bool:
         """Starts the most urgent work on a free slot: waiting trials, then promotions, then a new trial."""
         if (number := self.board.next_waiting()) is not None:
-            self._start(number, self.board.rows[number].target_rung or 0)
+            self._start(number, max(0, self.board.rows[number].target_rung))
             return True
         more = self.trained() < self.limits.trials and not self._exhausted
         promotion = self.board.next_promotion(final=False)
@@ -259,7 +259,7 @@ class Dispatcher:
 
     def _finished(self, event: Finished) -> None:
         row = self.board.rows[event.trial]
-        target = row.target_rung or 0
+        target = row.target_rung
         reached = event.step >= self.space.rungs.steps[target]
         if not reached:
             state = TrialState.WAITING  # stopped on the way, with a checkpoint

@@ -46,7 +46,7 @@ class Database:
         address = _parse(url)
         if address.get_backend_name() == "sqlite":
             _check_file(address, read_only)
-        with _one_line(address):
+        with one_line(address):
             database = cls(address, _engine(address, read_only), read_only=read_only)
             try:
                 if read_only:
@@ -90,7 +90,7 @@ class Database:
     @contextmanager
     def _read(self) -> Iterator[Connection]:
         """One consistent snapshot on SQLite, one statement each on PostgreSQL; keep it short."""
-        with _one_line(self._url), self._engine.begin() as connection:
+        with one_line(self._url), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -98,12 +98,12 @@ class Database:
         """One transaction: committed at the end, rolled back by any exception."""
         if self.read_only:
             raise StorageError(f"storage {self._url!r} is open for reading only")
-        with _one_line(self._url), self._writer.begin() as connection:
+        with one_line(self._url), self._writer.begin() as connection:
             yield connection
 
 
 @contextmanager
-def _one_line(url: URL) -> Iterator[None]:
+def one_line(url: URL) -> Iterator[None]:
     """Turns the driver's errors into StorageError."""
     try:
         yield

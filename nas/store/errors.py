@@ -1,7 +1,5 @@
 """What the store refuses, one line each."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -15,6 +15,7 @@ from typing import Protocol, Self
 
 from sqlalchemy import Connection, Engine, text
 
+from nas.store.database import one_line
 from nas.store.errors import Holder, StorageError, StudyBusy
 
 
@@ -74,10 +75,10 @@ class AdvisoryLock:
         self._session = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
+        with one_line(self._engine.url), ExitStack() as stack:
             connection = stack.enter_context(self._engine.connect())
+            connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.detach()  # closing it ends the session, and so the lock
-            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             name = f"nas {self._me.since:%Y-%m-%dT%H:%M:%S} {self._me.pid} {self._me.host}"
             connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": name[:63]})
             if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": self._key}):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import Row
 
 from nas.messages import Failure, Measurement, TrialState
@@ -90,7 +91,7 @@ MEASUREMENT_COLUMNS = [measurements.c[field.name] for field in fields(Measuremen
 
 def study_info(row: Row[Any]) -> StudyInfo:
     values = row._asdict()
-    values["space"] = json.loads(values["space"])
+    values["space"] = from_json(values["space"])
     return StudyInfo(**values)
 
 
@@ -99,7 +100,7 @@ def trial_row(row: Row[Any]) -> TrialRow:
     values["state"] = TrialState(values["state"])
     values["failure"] = Failure(values["failure"]) if values["failure"] else None
     for name in ("candidate", "params", "sampler_state", "facts"):
-        values[name] = json.loads(values[name])
+        values[name] = from_json(values[name])  # twice as fast as json.loads, which counts at 10,000 trials
     return TrialRow(**values)
 
 
@@ -110,9 +111,11 @@ def measurement_row(row: Row[Any]) -> MeasurementRow:
 def to_json(field: str, value: object) -> str:
     """Compact JSON in the given key order (a space's order decides the sampler's choices); no NaN, no infinity."""
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        document = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        from_json(document)  # which refuses lone surrogates: nothing is written that cannot be read
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"{field}: {error}; only finite JSON values can be stored") from None
+    return document
 
 
 def finite(field: str, value: float) -> float:

@@ -50,11 +50,11 @@ class Store(Trials):
             trials.c.state == TrialState.RUNNING,
             trials.c.number.in_({report.trial for report in reports}),
         )
+        rows = [(report, measurement_values(study_id, report.trial, report.measurements)) for report in reports]
         with self._change(study_id) as connection:
             current = {(number, attempt) for number, attempt in connection.execute(running)}
-            accepted = [report for report in reports if (report.trial, report.attempt) in current]
-            for report in accepted:
-                _measure(connection, study_id, report.trial, report.measurements)
+            accepted = [batch for report, batch in rows if (report.trial, report.attempt) in current]
+            _replace(connection, [row for batch in accepted for row in batch])
             if not accepted:
                 connection.rollback()  # the revision too
         return len(accepted)
@@ -66,6 +66,7 @@ class Store(Trials):
         and are None where there is none.
         """
         check_resting(state)
+        rows = measurement_values(study_id, finished.trial, finished.measurements)
         scores = {item.name: item.value for item in sorted(finished.measurements, key=lambda item: item.step)}
         statement = _update(study_id, finished.trial).values(
             rung=rung,
@@ -77,7 +78,7 @@ class Store(Trials):
         with self._change(study_id) as connection:
             if not _apply(connection, set_state(statement, state), finished.attempt):
                 return False
-            _measure(connection, study_id, finished.trial, finished.measurements)
+            _replace(connection, rows)
         return True
 
     def fail_segment(self, study_id: int, failed: Failed, *, state: TrialState) -> bool:
@@ -127,12 +128,12 @@ def _apply(connection: Connection, statement: Update, attempt: int) -> bool:
     return False
 
 
-def _measure(connection: Connection, study_id: int, number: int, batch: Iterable[Measurement]) -> None:
-    values: list[dict[str, Any]] = measurement_values(study_id, number, batch)
-    if not values:
+def _replace(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    """Inserts measurements, over those that are there already."""
+    if not rows:
         return
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     statement = dialect.insert(measurements).values(at=UtcNow())
     key = ["study_id", "trial", "step", "name"]
-    replace = {"value": statement.excluded.value, "at": statement.excluded.at}
-    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=replace), values)
+    changed = {"value": statement.excluded.value, "at": statement.excluded.at}
+    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=changed), rows)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -66,7 +66,7 @@ class Studies(Database):
         query = select(study_meta.c.value).where(study_meta.c.study_id == study_id, study_meta.c.key == key)
         with self._read() as connection:
             value = connection.scalar(query)
-        return None if value is None else json.loads(value)
+        return None if value is None else from_json(value)
 
     def set_meta(self, study_id: int, key: str, value: object) -> None:
         content = to_json(key, value)

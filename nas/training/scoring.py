@@ -32,7 +32,7 @@ class Score(NamedTuple):
 
 def labelled_logits(model: LanguageModel, input_ids: Tensor, labelled: Tensor) -> Tensor:
     """Logits, float32 [N, V], at the N positions where `labelled` [B, T] is true; no others are computed."""
-    hidden: Tensor = model.model(input_ids).last_hidden_state
+    hidden: Tensor = model.model(input_ids, use_cache=False).last_hidden_state
     logits: Tensor = model.lm_head(hidden[labelled])
     return logits.float()
 

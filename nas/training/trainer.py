@@ -107,7 +107,7 @@ class _Run:
         model: nn.Module = HybridForCausalLM(config)
         self.model = model.to(self.device).train()
         self.average = Average(self.model)
-        self.optimizer = HybridOptimizer(self.model, self.recipe, head=self.model.lm_head)
+        self.optimizer = HybridOptimizer(self.model, self.recipe, head=self.model.get_submodule("lm_head"))
         self.mix = Mix(self.workload, self.recipe.batch_size, self.recipe.sequence_length, segment.seed, self.device)
         self.step = 0
         if segment.checkpoint:

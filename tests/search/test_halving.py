@@ -4,14 +4,17 @@ import math
 import random
 import time
 
+import moocore
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nas.search.halving import CHANCE_MARGIN, Standing, promotable, rank
 
 ANSWERS = 16
 CHANCE = math.log(ANSWERS)
+PROPERTY = settings(deadline=None, max_examples=80)  # the machine may be busy
 REDUCTIONS = st.sampled_from([1.1, 1.5, 2.0, 3.0, 4.0])
 
 
@@ -35,9 +38,9 @@ def dominates(a: Standing, b: Standing) -> bool:
 def test_fronts_then_contribution_then_guessers_by_nll() -> None:
     standings = [
         Standing(0, 2.9, -9.0),  # at chance: last, however cheap
-        Standing(1, 0.1, -1.0),  # first front, large area of its own
+        Standing(1, 0.1, -2.0),  # first front, large area of its own
         Standing(2, 2.0, -4.0),  # first front
-        Standing(3, 1.95, -3.9),  # first front, crowded by 2
+        Standing(3, 1.99, -3.9),  # first front, crowded by 2
         Standing(4, 2.1, -3.0),  # dominated
         Standing(5, CHANCE, -1.0),  # at chance, nearer than 0
     ]
@@ -45,8 +48,13 @@ def test_fronts_then_contribution_then_guessers_by_nll() -> None:
 
 
 def test_of_equal_designs_the_first_trial_carries_the_contribution() -> None:
-    standings = [Standing(7, 1.0, -2.0), Standing(3, 1.0, -2.0), Standing(5, 0.99, -1.99)]
+    standings = [Standing(7, 1.0, -2.0), Standing(3, 1.0, -2.0), Standing(5, 0.999, -1.99)]
     assert rank(standings, ANSWERS) == [3, 5, 7]
+
+
+def test_close_neighbours_do_not_pull_each_other_down() -> None:
+    good, nearly_the_same, cheap = Standing(0, 0.1, -3.0), Standing(1, 0.101, -3.001), Standing(2, 2.5, -3.2)
+    assert rank([nearly_the_same, cheap, good], ANSWERS) == [0, 2, 1]
 
 
 def test_full_attention_and_dearer_rank_by_nll_where_neither_contributes() -> None:
@@ -93,7 +101,7 @@ def test_whole_quotas_survive_rounding() -> None:
 
 @pytest.mark.parametrize("nll", [math.nan, math.inf])
 def test_scores_must_be_finite(nll: float) -> None:
-    with pytest.raises(ValueError, match="nll=.* of trial 4"):
+    with pytest.raises(ValueError, match=r"nll=.* of trial 4"):
         Standing(4, nll, -1.0)
 
 
@@ -109,14 +117,17 @@ def test_an_empty_rung() -> None:
     assert promotable([], set(), 2, ANSWERS, final=True) == []
 
 
-def test_fast_at_ten_thousand_trials() -> None:
+@pytest.mark.parametrize("one_front", [True, False])
+def test_fast_at_ten_thousand_trials(one_front: bool) -> None:
     draw = random.Random(0)
-    standings = [Standing(i, draw.uniform(0, 3), draw.uniform(-6, 0)) for i in range(10_000)]
+    nlls = [draw.uniform(0, 2.7) for _ in range(10_000)]
+    standings = [Standing(i, nll, -6 + nll if not one_front else -nll) for i, nll in enumerate(nlls)]
     start = time.process_time()
     assert len(promotable(standings, set(), 2, ANSWERS, final=False)) == 5000
     assert time.process_time() - start < 2
 
 
+@PROPERTY
 @given(rungs(), st.randoms(use_true_random=False))
 def test_rank_is_a_permutation_that_ignores_the_order(standings: list[Standing], draw: random.Random) -> None:
     ranking = rank(standings, ANSWERS)
@@ -125,6 +136,7 @@ def test_rank_is_a_permutation_that_ignores_the_order(standings: list[Standing],
     assert rank(shuffled, ANSWERS) == ranking
 
 
+@PROPERTY
 @given(rungs())
 def test_rank_puts_dominating_designs_and_learners_first(standings: list[Standing]) -> None:
     place = {trial: i for i, trial in enumerate(rank(standings, ANSWERS))}
@@ -134,6 +146,19 @@ def test_rank_puts_dominating_designs_and_learners_first(standings: list[Standin
                 assert place[a.trial] < place[b.trial]
 
 
+@PROPERTY
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(-8, 0.5)), min_size=2, max_size=12, unique=True))
+def test_inside_a_front_the_last_is_the_least_contributor(points: list[tuple[float, float]]) -> None:
+    front = [p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)]
+    ranking = rank([Standing(i, *point) for i, point in enumerate(front)], ANSWERS)
+    while len(ranking) > 1:
+        array = np.array([front[i] for i in ranking])
+        gains = moocore.hv_contributions(array, ref=[CHANCE, 0.0])
+        assert gains[-1] <= gains.min() + 1e-9
+        ranking.pop()
+
+
+@PROPERTY
 @given(rungs(), REDUCTIONS, st.booleans())
 def test_quota_and_protection(standings: list[Standing], reduction: float, final: bool) -> None:
     going = promotable(standings, set(), reduction, ANSWERS, final)
@@ -147,6 +172,7 @@ def test_quota_and_protection(standings: list[Standing], reduction: float, final
     assert going or not final
 
 
+@PROPERTY
 @given(rungs(), REDUCTIONS, st.booleans())
 def test_a_dominated_design_never_goes_before_its_dominator(
     standings: list[Standing], reduction: float, final: bool
@@ -160,6 +186,7 @@ def test_a_dominated_design_never_goes_before_its_dominator(
                 assert going.index(a.trial) < going.index(b.trial)
 
 
+@PROPERTY
 @given(rungs(), REDUCTIONS)
 def test_as_the_rung_fills_nobody_is_promoted_twice_and_the_best_get_on(
     standings: list[Standing], reduction: float

@@ -43,9 +43,10 @@ def segment(trial: int = 0, start: int = 0, stop: int = 100, **more: Any) -> Seg
     return Segment.model_validate(fields | more)
 
 
-def last(events: list[Event]) -> Event:
-    assert events
-    return events[-1]
+def last(events: list[Event]) -> Finished | Failed:
+    end = events[-1]
+    assert isinstance(end, Finished | Failed)
+    return end
 
 
 def test_is_a_pool() -> None:
@@ -110,9 +111,27 @@ def test_a_cancelled_trial_may_be_submitted_again() -> None:
     pool.submit(segment(0))
     pool.cancel(0)
     pool.submit(segment(0, stop=150, attempt=1))
-    assert isinstance(end := last(pool.poll(1)), Finished)
+    end = last(pool.poll(1))
+    assert isinstance(end, Finished)
     assert end.attempt == 1
     assert pool.poll(1) == []
+
+
+def test_stop_returns_running_segments_where_they_stand() -> None:
+    pool = SimulatedPool(slots=2, seconds_per_step=1, reports=4)
+    for trial, stop in [(0, 30), (1, 100), (2, 100)]:
+        pool.submit(segment(trial, stop=stop))
+    pool.poll(1)
+    pool.stop()
+    first, second = pool.poll(1), pool.poll(1)
+    assert pool.now == 30
+    for events, trial, step, reports in [(first, 1, 30, 1), (second, 2, 0, 0)]:
+        end = last(events)
+        assert isinstance(end, Finished)
+        assert (end.trial, end.step, end.seconds, end.measurements) == (trial, step, float(step), ())
+        assert len(events) == reports + 1
+        pool.submit(segment(trial, start=step, stop=100, attempt=1, checkpoint=end.checkpoint))
+    assert [last(pool.poll(1)).seconds for _ in range(2)] == [70, 100]
 
 
 def test_close_ends_all() -> None:
@@ -170,7 +189,8 @@ def test_values_that_are_not_finite_diverge(breaks: int, step: int, events: int)
     pool.submit(segment())
     found = pool.poll(1)
     assert len(found) == events
-    assert isinstance(end := found[-1], Failed)
+    end = found[-1]
+    assert isinstance(end, Failed)
     assert (end.kind, end.message, end.step) == (Failure.DIVERGED, f"loss is nan at step {step}", step)
     assert pool.now == step
 

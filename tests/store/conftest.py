@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -15,8 +14,6 @@ import pytest
 
 from nas.messages import Finished, Measurement, TrialState
 from nas.store import Store, StudyInfo, TrialRow
-
-_databases = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +52,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'nas.db'}"
     psycopg = pytest.importorskip("psycopg")
     folder = request.getfixturevalue("postgres_server")
-    name = f"test_{next(_databases)}"
     with psycopg.connect(f"host={folder} user=postgres dbname=postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return f"postgresql://postgres@/{name}?host={folder}"
+        connection.execute(  # what a test before this one may have left open would block the next line
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return f"postgresql://postgres@/postgres?host={folder}"
 
 
 @pytest.fixture

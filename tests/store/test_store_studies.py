@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -46,10 +47,10 @@ def test_a_name_is_taken_once(store: Store, study: StudyInfo) -> None:
     assert store.studies() == [study]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "a b", "x" * 65, "line\n"])
-def test_a_name_must_fit_a_file_and_a_trial_id(store: Store, name: str) -> None:
-    with pytest.raises(InvalidValue, match="study="):
-        store.create_study(name, {}, "digest", seed=0)
+def test_a_name_must_fit_a_file_and_a_trial_id(store: Store) -> None:
+    for name in ("", "a/b", ".hidden", "a b", "x" * 65, "line\n"):
+        with pytest.raises(InvalidValue, match="study="):
+            store.create_study(name, {}, "digest", seed=0)
 
 
 def test_an_unknown_study_names_the_known_ones(store: Store) -> None:
@@ -96,7 +97,7 @@ def test_a_new_trial_waits_and_holds_what_it_was_given(store: Store, study: Stud
 def test_numbers_count_from_zero_in_each_study(store: Store, study: StudyInfo, add: Add) -> None:
     assert [add().number for _ in range(3)] == [0, 1, 2]
     other = store.create_study("other", {}, "digest", seed=0)
-    documents = {"candidate": {}, "params": {}, "sampler_state": {}, "facts": {}}
+    documents: dict[str, Any] = {"candidate": {}, "params": {}, "sampler_state": {}, "facts": {}}
     first = store.add_trial(
         other.id, candidate_digest="candidate-0", architecture_digest="a", prior="grid", **documents
     )
@@ -120,14 +121,16 @@ def test_the_database_itself_refuses_a_second_candidate(store: Store, study: Stu
         connection.execute(sqlalchemy.text("UPDATE nas_trials SET candidate_digest = 'same'"))
 
 
-@pytest.mark.parametrize("field", ["candidate", "params", "sampler_state", "facts"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, {1, 2}], ids=str)
-def test_what_json_cannot_hold_is_refused(store: Store, study: StudyInfo, add: Add, field: str, value: object) -> None:
-    with pytest.raises(InvalidValue, match=f"^{field}: .*only finite JSON values"):
-        add(**{field: {"deep": [value]}})
+@pytest.mark.parametrize("value", [math.nan, math.inf, {1, 2}, "\ud800"], ids=ascii)
+def test_what_json_cannot_hold_is_refused(store: Store, study: StudyInfo, add: Add, value: object) -> None:
+    for field in ("candidate", "params", "sampler_state", "facts"):
+        with pytest.raises(InvalidValue, match=rf"^{field}: .*only finite JSON values"):
+            add(**{field: {"deep": [value]}})
     assert store.trials(study.id) == []
-    with pytest.raises(InvalidValue, match="^key: "):
+    with pytest.raises(InvalidValue, match="key: "):
         store.set_meta(study.id, "key", value)
+    with pytest.raises(InvalidValue, match="space: "):
+        store.create_study("other", {"deep": [value]}, "digest", seed=0)
 
 
 def test_trials_are_filtered_by_state(store: Store, study: StudyInfo, add: Add) -> None:
@@ -150,7 +153,7 @@ def test_an_unknown_trial_says_which_there_are(store: Store, study: StudyInfo, a
     assert store.trial(study.id, 1).state is TrialState.WAITING, "all or none"
 
 
-def test_the_repr_hides_the_password(tmp_path: object) -> None:
+def test_the_repr_hides_the_password() -> None:
     address = sqlalchemy.make_url("postgresql://user:secret@host/name")
     store = Store(address, sqlalchemy.create_engine("sqlite://"), read_only=True)
     assert repr(store) == "Store('postgresql://user:***@host/name', read_only=True)"

@@ -1,0 +1,123 @@
+"""Tables of designs and trials for a terminal; wide and without colour where the output is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from nas.cli import text
+
+Record = Mapping[str, Any]
+
+_PLAIN_WIDTH = 200
+STATE_STYLES = {
+    "waiting": "dim",
+    "running": "cyan",
+    "paused": "yellow",
+    "complete": "green",
+    "pruned": "dim",
+    "failed": "red",
+    "infeasible": "dim red",
+}
+
+
+def console() -> Console:
+    """Standard output. Nothing in what is printed is taken for markup: messages hold brackets."""
+    plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=_PLAIN_WIDTH if plain else None, markup=False, highlight=False, emoji=False)
+
+
+def grid(*columns: str, header: bool = True) -> Table:
+    """An unframed table; a column whose name starts with ">" is aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD if header else None, show_header=header, pad_edge=False, header_style="bold")
+    for name in columns:
+        right = name.startswith(">")
+        table.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def recipe(record: Record) -> str:
+    return f"{record['optimizer']} {record['lr']:.2g}"
+
+
+def design(record: Record) -> str:
+    return f"{record['name']} (baseline)" if record["prior"] == "baseline" else str(record["name"])
+
+
+def front_table(
+    front: Sequence[Record], records: Sequence[Record], *, everything: bool = False, trials: bool = True
+) -> Table:
+    """The Front from the smallest cache to the largest; below the line the baselines that are not on it.
+
+    Args:
+        front: rows of `nas.search.front.front`.
+        records: all trials of the study.
+        everything: below the line stand all complete designs, not the baselines alone.
+    """
+    from nas.search.front import best_recipes, full_attention, relative_recall
+
+    reference = [found] if (found := full_attention(records)) else []
+    chance = next((row["recall_chance"] for row in records), None)
+    recall = f">recall (chance {text.number(chance)})"
+    table = grid("design", "layers", recall, ">of full", ">kv_cache", ">of full", ">loss", "recipe", ">trial")
+    listed = {row["architecture_digest"] for row in front}
+    rest = [row for row in best_recipes(records) if row["architecture_digest"] not in listed]
+    rest = [row for row in rest if everything or row["prior"] == "baseline"]
+    rest.sort(key=lambda row: (row["kv_cache_bytes"], row["trial"]))
+    for rows, style in ((front, None), (rest, "dim")):
+        for row in rows:
+            table.add_row(
+                design(row),
+                row["proxy_diagram"] if "proxy_diagram" in row else row["diagram"],
+                _recall(row),
+                text.percent(relative_recall(row, reference)),
+                text.size(row["kv_cache_bytes"]),
+                text.percent(row["kv_cache_ratio"]),
+                text.number(row["loss"]),
+                recipe(row),
+                str(row["trial"]),
+                style=style,
+            )
+        table.add_section()
+    return table
+
+
+def _recall(row: Record) -> str:
+    """With its standard deviation where there are several seeds, and "?" where the proxy is at chance."""
+    spread = f" ±{row['recall_sd']:.3f}" if row["recall_sd"] is not None else ""
+    return text.number(row["recall"]) + spread + (" at chance" if row.get("uninformative") else "")
+
+
+def trials_table(records: Iterable[Record]) -> Table:
+    table = grid(
+        ">trial", "state", "design", "layers", ">recall", ">kv_cache", ">of full", ">loss", "recipe", ">step", "note"
+    )
+    for row in records:
+        note = (
+            f"{row['failure']}: {row['message']}"
+            if row["failure"]
+            else ""
+            if row["prior"] == "sampled"
+            else row["prior"]
+        )
+        table.add_row(
+            str(row["trial"]),
+            row["state"],
+            row["name"],
+            row["diagram"],
+            text.number(row["recall"]),
+            text.size(row["kv_cache_bytes"]),
+            text.percent(row["kv_cache_ratio"]),
+            text.number(row["loss"]),
+            recipe(row),
+            str(row["step"]),
+            note,
+            style=STATE_STYLES.get(row["state"]),
+        )
+    return table

@@ -1,0 +1,242 @@
+"""The dispatcher on a simulated pool: halving, resuming, failures, budgets; nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nas.architecture import Candidate
+from nas.messages import Event, Failed, Failure, Segment
+from nas.search.front import front
+from nas.search.simulator import SimulatedPool
+from nas.search.study import StudyAborted
+from nas.service import LaunchError, Request, launch
+from nas.store import Store, StudyBusy
+from search_spaces import SearchSpace
+from search_spaces.designs import baselines
+from tests.search.conftest import Launch
+
+
+class Spy(SimulatedPool):
+    """Remembers what was submitted; dies after `die_after` segments, as a killed dispatcher would."""
+
+    def __init__(self, slots: int = 2, die_after: int | None = None, **options: Any) -> None:
+        super().__init__(slots, **options)
+        self.submitted: list[Segment] = []
+        self.die_after = die_after
+
+    def submit(self, segment: Segment) -> None:
+        if self.die_after is not None and len(self.submitted) >= self.die_after:
+            raise KeyboardInterrupt
+        self.submitted.append(segment)
+        super().submit(segment)
+
+
+def states(records: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(record["state"] for record in records)
+
+
+def test_a_search_trains_prunes_and_completes(simulate: Launch, space: SearchSpace) -> None:
+    spy = Spy()
+    result = simulate(spy)
+    records = result.records
+    assert result.outcome == "finished"
+    assert len(records) == 24
+    assert set(states(records)) == {"complete", "pruned"}
+    assert states(records)["pruned"] >= 8
+    assert len({record["candidate_digest"] for record in records}) == 24
+    for record in records:
+        assert record["step"] == space.rungs.steps[record["rung"]]
+        assert (record["rung"] == 2) == (record["state"] == "complete")
+    assert len(spy.submitted) == len({(s.trial, s.rung) for s in spy.submitted}), "a segment ran twice"
+    assert front(records)
+
+
+def test_baselines_come_first_and_are_trained_to_the_top(simulate: Launch, space: SearchSpace) -> None:
+    records = simulate().records
+    expected = baselines(space)
+    assert [record["candidate_digest"] for record in records[: len(expected)]] == [base.digest for base in expected]
+    assert {record["state"] for record in records[: len(expected)]} == {"complete"}
+    assert {record["prior"] for record in records[: len(expected)]} == {"baseline"}
+
+
+def test_segments_go_on_from_the_last_checkpoint_with_the_trials_own_seed(simulate: Launch) -> None:
+    spy = Spy()
+    simulate(spy)
+    seeds: dict[int, int] = {}
+    for segment in spy.submitted:
+        assert seeds.setdefault(segment.trial, segment.seed) == segment.seed
+        assert (segment.start_step == 0) == (segment.checkpoint is None)
+        assert segment.top == (segment.stop_step == 300)
+    assert len(set(seeds.values())) == len(seeds)
+
+
+@pytest.mark.parametrize("die_after", [0, 1, 7, 20])
+def test_killed_and_resumed_loses_and_repeats_nothing(simulate: Launch, tmp_path: Path, die_after: int) -> None:
+    first = Spy(die_after=die_after)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(first)
+    second = Spy()
+    result = simulate(second)
+    records = result.records
+    assert [record["trial"] for record in records] == list(range(24))
+    assert len({record["candidate_digest"] for record in records}) == 24
+    assert set(states(records)) <= {"complete", "pruned"}
+    done = {(s.trial, s.rung) for s in first.submitted[:-2]}
+    again = {(s.trial, s.rung) for s in second.submitted}
+    assert len(done & again) <= 2, "only segments in flight may run again"
+    with Store.open(f"sqlite:///{tmp_path}/nas.db", read_only=True) as store:
+        info = store.study("s")
+        for row in store.trials(info.id):
+            steps = [m.step for m in store.measurements(info.id, row.number, ["recall_nll"])]
+            assert steps == sorted(set(steps))
+            assert row.step == max(steps)
+
+
+def test_a_resume_proposes_what_an_uninterrupted_run_would_not_repeat(simulate: Launch) -> None:
+    whole = simulate(study="whole").records
+    with pytest.raises(KeyboardInterrupt):
+        simulate(Spy(die_after=30), study="cut")
+    cut = simulate(study="cut").records
+    assert [r["candidate_digest"] for r in cut[:10]] == [r["candidate_digest"] for r in whole[:10]]
+
+
+def test_a_finished_study_starts_no_workers_and_can_grow(simulate: Launch) -> None:
+    simulate()
+    spy = Spy()
+    assert simulate(spy).outcome == "finished"
+    assert not spy.submitted
+    grown = simulate(Spy(), trials=30).records
+    assert len(grown) == 30
+
+
+def test_lost_segments_are_retried_and_errors_are_not(simulate: Launch) -> None:
+    lost: set[tuple[int, int]] = set()
+
+    def fail(segment: Segment) -> Failed | None:
+        kind = None
+        if segment.trial == 6 and (segment.trial, segment.rung) not in lost:
+            lost.add((segment.trial, segment.rung))
+            kind = Failure.LOST
+        elif segment.trial == 8:
+            kind = Failure.DIVERGED
+        elif segment.trial == 9:
+            kind = Failure.ERROR
+        if kind is None:
+            return None
+        return Failed(trial=segment.trial, attempt=segment.attempt, kind=kind, message=f"made to be {kind.value}")
+
+    records = simulate(Spy(failures=fail)).records
+    assert records[6]["state"] in ("complete", "pruned")
+    assert records[6]["failure"] is None
+    assert (records[8]["state"], records[8]["failure"]) == ("failed", "diverged")
+    assert (records[9]["state"], records[9]["failure"], records[9]["message"]) == ("failed", "error", "made to be error")
+    assert not {8, 9} & {record["trial"] for record in front(records)}
+
+
+def test_a_broken_environment_stops_the_study(simulate: Launch) -> None:
+    def fail(segment: Segment) -> Failed:
+        return Failed(trial=segment.trial, attempt=segment.attempt, kind=Failure.ERROR, message="no module named fla")
+
+    with pytest.raises(StudyAborted, match="5 trials in a row failed; .*no module named fla"):
+        simulate(Spy(failures=fail))
+
+
+def test_late_results_of_an_old_attempt_change_nothing(simulate: Launch, tmp_path: Path) -> None:
+    class Late(Spy):
+        def poll(self, timeout: float) -> list[Event]:
+            events = super().poll(timeout)
+            return events + [e.model_copy(update={"attempt": e.attempt - 1}) for e in events]
+
+    records = simulate(Late()).records
+    assert set(states(records)) == {"complete", "pruned"}
+
+
+def test_over_budget_designs_never_become_trials(simulate: Launch, space: SearchSpace) -> None:
+    tight = space.model_validate(space.canonical() | {"budget": {"kv_cache": "20%"}})
+    records = simulate(space=tight, study="tight", trials=20).records
+    assert all(r["kv_cache_ratio"] <= 0.2 for r in records if r["prior"] == "sampled")
+    assert any(r["full_attention_layers"] for r in records if r["prior"] == "sampled")
+
+
+def test_own_designs_are_tried_and_those_over_budget_marked(
+    simulate: Launch, space: SearchSpace, tmp_path: Path
+) -> None:
+    designs = tmp_path / "own.yaml"
+    designs.write_text("- {backbone: gla, ratio: '4:1', kv_groups: 2}\n- {backbone: gla, ratio: '2:1'}\n")
+    tight = space.model_validate(space.canonical() | {"budget": {"kv_cache": "20%"}})
+    records = simulate(space=tight, enqueue=str(designs), trials=12).records
+    own = [r for r in records if r["prior"] == "enqueued"]
+    assert [r["name"] for r in own] == ["GLA 4:1 GQA2", "GLA 2:1"]
+    assert own[0]["state"] in ("complete", "pruned")
+    assert own[1]["state"] == "infeasible"
+    assert sum(r["state"] != "infeasible" for r in records) == 12
+
+
+def test_an_exhausted_space_ends(simulate: Launch, space: SearchSpace) -> None:
+    small = space.canonical() | {
+        "backbones": ["gla"],
+        "ratios": ["pure", "4:1"],
+        "placements": ["interleaved"],
+        "kv_groups": [1],
+        "optimizers": {"adamw": {"lr": [1e-3, 3e-3]}},
+    }
+    result = simulate(space=space.model_validate(small), study="small", trials=50)
+    assert result.outcome == "exhausted"
+    assert len(result.records) == 5  # four designs, and full attention
+
+
+def test_a_grid_tries_every_combination_and_prunes_nothing(simulate: Launch, space: SearchSpace) -> None:
+    cells = space.canonical() | {"grid": True, "trials": None, "optimizers": {"adamw": {"lr": [1e-3, 3e-3]}}}
+    cells["placements"] = ["interleaved"]
+    result = simulate(space=space.model_validate(cells), study="grid", trials=None)
+    assert set(states(result.records)) == {"complete"}
+    assert len(result.records) == result.plan.trials
+
+
+def test_at_chance_nothing_is_pruned(simulate: Launch, space: SearchSpace) -> None:
+    def blind(candidate: Candidate, seed: int, step: int) -> dict[str, float]:
+        return {"recall": space.workload.chance, "recall_nll": math.log(16), "loss": 5.0}
+
+    records = simulate(Spy(curve=blind), study="blind", trials=12).records
+    assert set(states(records)) == {"complete"}
+
+
+def test_a_study_is_never_mixed_with_another_space(simulate: Launch, space: SearchSpace) -> None:
+    simulate(trials=6)
+    other = space.model_validate(space.canonical() | {"kv_groups": [1]})
+    with pytest.raises(LaunchError, match=r"exists with another space \(kv_groups: \[1, 2\] -> \[1\]\)"):
+        simulate(space=other)
+
+
+def test_a_second_launch_on_a_running_study_is_refused(simulate: Launch, tmp_path: Path) -> None:
+    simulate(trials=6)
+    with Store.open(f"sqlite:///{tmp_path}/nas.db") as store, store.lock("s"), pytest.raises(StudyBusy, match=r"being run by process \d+"):
+        simulate(trials=8)
+
+
+def test_a_budget_that_nothing_meets_names_the_smallest(simulate: Launch, space: SearchSpace, tmp_path: Path) -> None:
+    impossible = space.model_validate(space.canonical() | {"budget": {"kv_cache": "1MiB"}})
+    with pytest.raises(LaunchError, match="no design of cpu-demo fits; the smallest keeps 25165824 bytes"):
+        simulate(space=impossible)
+    assert not (tmp_path / "nas.db").exists()
+
+
+def test_a_timeout_stops_and_the_study_goes_on_later(space: SearchSpace, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/nas.db"
+
+    class Slow(Spy):
+        def poll(self, timeout: float) -> list[Event]:
+            return []
+
+    request = Request(space=space, study="s", storage=storage, trials=8, timeout=0.2)
+    result = launch(request, pool=lambda plan: Slow())
+    assert result.outcome == "timeout"
+    assert states(result.records)["running"] == 0
+    assert launch(Request(space=space, study="s", storage=storage, trials=8), pool=lambda plan: Spy()).outcome == (
+        "finished"
+    )

@@ -1,0 +1,159 @@
+"""Designs: validation, canonical JSON, digests, placements and the map between depths."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from nas.architecture import (
+    Architecture,
+    Candidate,
+    LayerSpec,
+    Recipe,
+    Routing,
+    derive_seed,
+    interleaved,
+    place,
+    placement_name,
+    stretch,
+)
+
+GDN = LayerSpec(mixer="gated_deltanet", heads=2, head_dim=32, conv_size=4)
+FULL = LayerSpec(mixer="softmax", heads=2, head_dim=32, rope_theta=1e4)
+
+
+def stack(layers: int, full: tuple[int, ...]) -> Architecture:
+    return Architecture(
+        vocab_size=288,
+        hidden_size=64,
+        intermediate_size=128,
+        layers=tuple(FULL if i in full else GDN for i in range(layers)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "positions"),
+    [(3, (2, 5, 8, 11, 14, 17, 20, 23)), (6, (5, 11, 17, 23)), (12, (11, 23)), (24, (23,))],
+)
+def test_interleaved_is_p1s_placement(label: int, positions: tuple[int, ...]) -> None:
+    assert interleaved(label, 24) == positions
+    assert stack(24, positions).placement == "interleaved"
+
+
+@pytest.mark.parametrize("every", [3, 6, 12])
+def test_depth_map_keeps_p1s_ratios(every: int) -> None:
+    assert stack(12, interleaved(every, 12)).at(24).full_attention_layers == interleaved(every, 24)
+
+
+def test_p2s_twenty_layers() -> None:
+    assert interleaved(3, 20) == (2, 5, 8, 11, 14, 17)
+
+
+subsets = st.integers(1, 24).flatmap(
+    lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)).map(sorted), st.integers(1, 96))
+)
+
+
+@given(subsets)
+def test_stretched_positions_are_distinct_ordered_and_in_range(case: tuple[int, list[int], int]) -> None:
+    layers, positions, depth = case
+    mapped = stretch(positions, layers, depth)
+    assert mapped == sorted(set(mapped))
+    assert all(0 <= p < depth for p in mapped)
+    assert len(mapped) == (max(1, len(positions) * depth // layers) if positions else 0)
+    assert stretch(positions, layers, layers) == list(positions)
+
+
+@given(subsets)
+def test_at_is_the_identity_at_its_own_depth_and_keeps_mixers(case: tuple[int, list[int], int]) -> None:
+    layers, positions, depth = case
+    design = stack(layers, tuple(positions))
+    assert design.at(layers) == design
+    assert len(design.at(depth).layers) == depth
+    assert set(design.at(depth).layers) <= set(design.layers)
+
+
+@given(subsets)
+def test_json_round_trip_keeps_the_digest(case: tuple[int, list[int], int]) -> None:
+    design = stack(case[0], tuple(case[1]))
+    again = Architecture.model_validate_json(design.canonical_json())
+    assert again == design
+    assert again.digest == design.digest
+    assert design.model_copy(update={"vocab_size": 320}).digest != design.digest
+
+
+def test_digest_is_equal_in_another_process_and_whatever_the_key_order() -> None:
+    design = stack(4, (1,))
+    shuffled = dict(reversed(design.canonical().items()))
+    assert Architecture.model_validate(shuffled).digest == design.digest
+    code = (
+        "import sys; from nas.architecture import Architecture;"
+        "print(Architecture.model_validate_json(sys.stdin.read()).digest)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], input=design.canonical_json(), capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == design.digest
+
+
+@pytest.mark.parametrize(
+    ("positions", "layers", "name"),
+    [
+        ((), 4, "pure"),
+        ((0, 1, 2, 3), 4, "full"),
+        ((1, 3), 4, "interleaved"),
+        ((0, 1), 4, "early"),
+        ((1, 2), 4, "middle"),
+        ((2, 3), 4, "late"),
+        ((0, 3), 4, "custom"),
+    ],
+)
+def test_placement_names(positions: tuple[int, ...], layers: int, name: str) -> None:
+    assert placement_name(positions, layers) == name
+    if name in ("early", "middle", "late"):
+        assert place(name, len(positions), 2, layers) == positions
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mixer": "gated_delta"}, "did you mean 'gated_deltanet'"),
+        ({"mixer": "gla", "window": 8}, "window=8 does not apply to gla"),
+        ({"mixer": "softmax", "kv_heads": 3}, "kv_heads=3 must divide heads=4"),
+        ({"mixer": "softmax", "conv_size": 4}, "softmax takes 0 and 1"),
+        ({"mixer": "gla", "expand_v": 1.3}, "must be a whole number"),
+        ({"mixer": "gla", "expand_v": float("nan")}, "finite"),
+        ({"mixer": "gla", "head": 1}, "Extra inputs"),
+    ],
+)
+def test_bad_layers_are_refused_with_a_reason(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LayerSpec.model_validate({"heads": 4, "head_dim": 16} | fields)
+
+
+def test_routing_needs_a_delta_rule() -> None:
+    with pytest.raises(ValidationError, match="needs a delta-rule layer"):
+        Architecture(
+            vocab_size=8, hidden_size=64, intermediate_size=8, layers=(FULL,), routing=Routing(kind="clvr")
+        )
+
+
+def test_candidates_differ_by_seed_recipe_and_architecture() -> None:
+    recipe = Recipe(optimizer="adamw", lr=1e-3, warmup_steps=1, total_steps=10, batch_size=2, sequence_length=8)
+    one = Candidate(architecture=stack(4, (1,)), recipe=recipe)
+    others = [
+        one.model_copy(update={"seed": 1}),
+        one.model_copy(update={"architecture": stack(4, (2,))}),
+        one.model_copy(update={"recipe": recipe.model_copy(update={"lr": 2e-3})}),
+    ]
+    assert len({one.digest, *(other.digest for other in others)}) == 4
+
+
+def test_seeds_are_fixed_functions_of_their_parts() -> None:
+    assert derive_seed(0, 1) == 5973285143095172824
+    assert len({derive_seed(a, b) for a in range(20) for b in range(20)}) == 400
