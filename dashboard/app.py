@@ -71,7 +71,7 @@ def page(where: Options, snapshot: Snapshot, names: Sequence[str]) -> None:
         st.info(f"Study {snapshot.study.name} has no trial yet; this page follows it.")
         return
     found = _selected(snapshot)
-    left, right = st.columns([0.67, 0.33], gap="medium")
+    left, right = st.columns([2, 1], gap="medium")
     with left.container(border=True):
         st.html(details.head("Recall against memory"))
         _pareto(snapshot, found)

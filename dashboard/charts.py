@@ -30,7 +30,7 @@ def pareto(records: Sequence[Record], front: Sequence[Record], selected: int | N
     runs; the front is a step line, the baselines are named, chance is dotted, `selected` is ringed.
     """
     drawn = [found for found in records if _at(found) is not None]
-    figure = blank(height=640)
+    figure = blank(height=620)
     low, high = _span([found["kv_cache_bytes"] for found in drawn])
     _draw_front(figure, front, high)
     _draw_trials(figure, drawn)
@@ -47,6 +47,7 @@ def pareto(records: Sequence[Record], front: Sequence[Record], selected: int | N
         **_memory_ticks(drawn, low, high),
     )
     figure.update_yaxes(range=[0, TOP], title_text="Recall", dtick=0.2, tickformat=".1f")
+    figure.update_layout(margin_t=8, legend=_below(-0.11), legend2=_below(-0.165))
     if not drawn:
         note(figure, "No trial has been scored yet.")
     return figure
@@ -90,13 +91,14 @@ def _draw_front(figure: go.Figure, front: Sequence[Record], right: float) -> Non
         fill="tozeroy",
         fillcolor="rgba(15, 76, 129, 0.05)",
         hoverinfo="skip",
-        legendrank=900,
+        legendrank=1100,
     )
 
 
 def _draw_trials(figure: go.Figure, drawn: Sequence[Record]) -> None:
     """One trace per backbone and state; the legend has one entry per backbone."""
     groups: dict[tuple[str, str], list[Record]] = {}
+    scale = 1.0 if len(drawn) <= 400 else 0.6
     for found in sorted(drawn, key=lambda found: (found["state"] == "complete", found["trial"])):
         groups.setdefault((style.backbone_label(found), found["state"]), []).append(found)
     for (label, state), members in groups.items():
@@ -114,7 +116,7 @@ def _draw_trials(figure: go.Figure, drawn: Sequence[Record]) -> None:
             showlegend=False,
             marker={
                 "symbol": symbol,
-                "size": size,
+                "size": scale * size,
                 "color": shade,
                 "line": {"width": 1, "color": "white"} if state == "complete" else {"width": 1.6, "color": shade},
             },
@@ -123,19 +125,24 @@ def _draw_trials(figure: go.Figure, drawn: Sequence[Record]) -> None:
             unselected={"marker": {"opacity": 1}},
         )
     backbones = {style.backbone_label(found): found["backbones"] or () for found in drawn}
-    for label in sorted(backbones):
-        _legend_entry(figure, label, "circle", style.colour(backbones[label]), group=label, rank=100)
+    for label in sorted(backbones, key=lambda label: (label == style.FULL_ATTENTION, label)):
+        _legend_entry(figure, label, "circle", style.colour(backbones[label]), group=label, legend="legend")
 
 
 def _draw_symbols(figure: go.Figure, drawn: Sequence[Record]) -> None:
     """Legend entries that say what the symbols mean, for the states that are there."""
     for state in [state for state in _SYMBOLS if any(found["state"] == state for found in drawn)]:
-        _legend_entry(figure, state, _SYMBOLS[state][0], MUTED, group=f"state {state}", rank=950)
+        _legend_entry(figure, state, _SYMBOLS[state][0], MUTED, group=f"state {state}", legend="legend2")
 
 
-def _legend_entry(figure: go.Figure, name: str, symbol: str, shade: str, *, group: str, rank: int) -> None:
+def _legend_entry(figure: go.Figure, name: str, symbol: str, shade: str, *, group: str, legend: str) -> None:
     marker = {"symbol": symbol, "size": 10, "color": shade, "line": {"width": 1.6, "color": shade}}
-    figure.add_scatter(x=[None], y=[None], mode="markers", name=name, legendgroup=group, legendrank=rank, marker=marker)
+    figure.add_scatter(x=[None], y=[None], mode="markers", name=name, legendgroup=group, legend=legend, marker=marker)
+
+
+def _below(height: float) -> dict[str, str | float]:
+    """Where a legend goes: a row under the axis, out of the toolbar's way."""
+    return {"orientation": "h", "x": 0, "y": height, "yanchor": "top"}
 
 
 def _ring(figure: go.Figure, found: Record) -> None:

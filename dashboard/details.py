@@ -45,8 +45,8 @@ STYLE = f"""<style>
 .nas-scores span {{display: block; font-size: .8rem; color: {MUTED};}}
 .nas-scores b {{font-size: 1.3rem; font-weight: 600; color: {INK};}}
 .nas-table {{width: 100%; border-collapse: collapse; font-size: .86rem; color: {INK}; margin-top: .1rem;}}
-.nas-table td, .nas-table th {{padding: .16rem 0; border-bottom: 1px solid {LINE}; text-align: right; font-weight: 400;}}
-.nas-table th {{color: {FAINT}; font-size: .78rem;}}
+.nas-table td, .nas-table th {{text-align: right; padding: .16rem 0; border-bottom: 1px solid {LINE};}}
+.nas-table th {{font-weight: 400; color: {FAINT}; font-size: .78rem;}}
 .nas-table td:first-child, .nas-table th:first-child {{text-align: left; color: {MUTED};}}
 .nas-table tr:last-child td {{border-bottom: none;}}
 </style>"""

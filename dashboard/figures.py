@@ -22,21 +22,23 @@ def blank(height: int) -> go.Figure:
     return go.Figure(
         layout={
             "height": height,
-            "margin": {"l": 8, "r": 8, "t": 44, "b": 8},
+            "margin": {"l": 8, "r": 8, "t": 64, "b": 8},
             "font": {"family": FONT, "size": 13, "color": INK},
             "plot_bgcolor": "white",
             "paper_bgcolor": "rgba(0, 0, 0, 0)",
             "xaxis": {**axis, "showgrid": False, "showline": True, "linecolor": LINE, "automargin": True},
             "yaxis": {**axis, "automargin": True},
-            "legend": {"orientation": "h", "x": 0, "y": 1.04, "yanchor": "bottom", "font": {"size": 13}},
+            "legend": {"orientation": "h", "x": 0, "y": 1.12, "yanchor": "bottom", "font": {"size": 13}},
             "hoverlabel": {"bgcolor": "white", "bordercolor": LINE, "font": {"family": FONT, "color": INK}},
-            "dragmode": False,
+            "dragmode": "zoom",
+            "modebar": {"bgcolor": "rgba(0, 0, 0, 0)", "color": FAINT, "activecolor": INK},
             "uirevision": "keep",
         }
     )
 
 
 def note(figure: go.Figure, text: str) -> go.Figure:
+    figure.update_layout(xaxis_visible=False, yaxis_visible=False)
     figure.add_annotation(
         text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 15, "color": FAINT}
     )

@@ -56,7 +56,7 @@ def columns() -> dict[str, Any]:
         "trial": config.NumberColumn("Trial", width=60),
         "design": config.TextColumn("Design", width="medium"),
         "layers": config.TextColumn("Layers", help="■ full attention, □ linear; the proxy's stack", width="small"),
-        "state": config.TextColumn("State", width="small"),
+        "state": config.TextColumn("State", width=125),
         "recall": config.ProgressColumn("Recall", min_value=0, max_value=1, format="%.3f", width="small"),
         "loss": config.NumberColumn("Loss", help="validation nats per token", format="%.3f", width=70),
         "memory": config.NumberColumn("KV cache", help="per sequence at deployment", format="%.0f MiB", width=95),

@@ -166,5 +166,3 @@ class Deployment(Frozen):
     def kv_cache_ratio(self, proxy: Architecture) -> float:
         """Cache bytes of the design over those of full attention, both here."""
         return self.cost(proxy).kv_cache_bytes / self.full_attention_bytes()
-
-

@@ -124,8 +124,12 @@ class Pool(Protocol):
         """Ends a trial's running segment; events of it may still come and are to be ignored."""
         ...
 
-    def stop(self) -> None:
-        """Asks all running segments to checkpoint and return early; their events come through `poll`."""
+    def stop(self) -> bool:
+        """Asks all running segments to checkpoint and return early; their events come through `poll`.
+
+        Returns:
+            True if no segment runs any more.
+        """
         ...
 
     def close(self) -> None:

@@ -145,11 +145,7 @@ _MIXERS = (
         update_rule="S_t = S_{t-1} Diag(a_t) + v_t k_t'",
         source="Yang et al., arXiv:2312.06635",
         parameters=lambda x: (
-            x.d * (2 * x.key + 3 * x.value)
-            + GLA_GATE_RANK * (x.d + x.key)
-            + x.key
-            + _conv(x)
-            + x.value_head
+            x.d * (2 * x.key + 3 * x.value) + GLA_GATE_RANK * (x.d + x.key) + x.key + _conv(x) + x.value_head
         ),
         recurrent_state=_matrix_state,
         convolution_state=_conv,

@@ -279,7 +279,8 @@ class _NoPool:
 
     def cancel(self, trial: int) -> None: ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> bool:
+        return True
 
     def close(self) -> None: ...
 

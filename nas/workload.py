@@ -91,13 +91,11 @@ class Workload(Frozen):
         return sum(1 / task.answers for task in self.recall) / len(self.recall)
 
     def batch_counts(self, batch_size: int) -> dict[str, int]:
-        """Sequences of a batch by source ("text", then each task's name), by largest remainder, summing to the batch."""
-        weights = {"text": self.text.weight, **{task.task: task.weight for task in self.recall}}
+        """Sequences of a batch by source ("text", then each task's name), by largest remainder."""
+        weights: dict[str, float] = {"text": self.text.weight, **{task.task: task.weight for task in self.recall}}
         total = sum(weights.values())
         exact = {name: batch_size * weight / total for name, weight in weights.items()}
         counts = {name: int(share) for name, share in exact.items()}
         for name in sorted(exact, key=lambda name: counts[name] - exact[name])[: batch_size - sum(counts.values())]:
             counts[name] += 1
         return counts
-
-

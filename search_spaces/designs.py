@@ -69,9 +69,12 @@ def candidate(space: SearchSpace, choose: Chooser) -> Candidate:
     optimizer = str(choose.categorical("optimizer", list(space.optimizers)))
     rates = space.optimizers[optimizer].lr  # type: ignore[index]  # a Literal key by name
     name = f"lr_{optimizer}"
-    lr = choose.log_float(name, rates.low, rates.high) if isinstance(rates, LogRange) else choose.categorical(name, rates)
+    if isinstance(rates, LogRange):
+        lr = choose.log_float(name, rates.low, rates.high)
+    else:
+        lr = float(choose.categorical(name, rates))
     return Candidate(
-        architecture=architecture(space, backbone, full, groups, routing), recipe=recipe(space, optimizer, float(lr))
+        architecture=architecture(space, backbone, full, groups, routing), recipe=recipe(space, optimizer, lr)
     )
 
 

@@ -25,11 +25,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
     for key in keys:
         if keys.count(key) > 1:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
-    return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))  # type: ignore[no-untyped-call]
+    return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
 
 
 def _resolvers() -> None:
@@ -63,7 +63,8 @@ def read_text(name_or_file: str) -> str:
         return (_PRESETS / f"{name_or_file}.yaml").read_text(encoding="utf-8")
     path = Path(name_or_file)
     if not path.suffix:
-        raise SpaceError(f"space {name_or_file!r} is unknown; {did_you_mean(name_or_file, tuple(preset_names()))}, or FILE.yaml")
+        nearest = did_you_mean(name_or_file, tuple(preset_names()))
+        raise SpaceError(f"space {name_or_file!r} is unknown; {nearest}, or FILE.yaml")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -99,7 +99,7 @@ def _parse_budget(value: object) -> object:
             pass
     if match := _BYTES.fullmatch(text):
         return {"bytes": int(float(match[1]) * _UNITS[match[2].lower()])}
-    raise ValueError(f"{value!r} is not a memory size; allowed: a share of full attention (35%) or bytes (512MiB, 1GiB)")
+    raise ValueError(f"{value!r} is not a memory size; allowed: a share of full attention (35%) or a size (512MiB)")
 
 
 class MemoryLimit(Frozen):
@@ -168,7 +168,10 @@ class SearchSpace(Frozen):
     rungs: Halving
     deployment: Deployment = Deployment()
     budget: Budget = Budget()
-    objectives: Annotated[tuple[Literal["recall", "kv_cache", "loss"], ...], Field(min_length=1)] = ("recall", "kv_cache")
+    objectives: Annotated[tuple[Literal["recall", "kv_cache", "loss"], ...], Field(min_length=1)] = (
+        "recall",
+        "kv_cache",
+    )
     sampler: Literal["tpe", "nsga2", "random"] = "tpe"
 
     @model_validator(mode="after")
@@ -199,7 +202,9 @@ class SearchSpace(Frozen):
             return
         match = _RATIO.fullmatch(ratio)
         if ratio != "pure" and match is None:
-            raise ValueError(f"ratios: {ratio!r} is unknown; allowed: pure, N:1 (one full layer in N), or layer positions")
+            raise ValueError(
+                f"ratios: {ratio!r} is unknown; allowed: pure, N:1 (one full layer in N), or layer positions"
+            )
         if match and int(match[1]) > layers:
             raise ValueError(
                 f"ratios: {ratio!r} needs at least {match[1]} layers; proxy.layers={layers} (design.md 7: "

@@ -138,9 +138,7 @@ def test_bad_layers_are_refused_with_a_reason(fields: dict[str, object], message
 
 def test_routing_needs_a_delta_rule() -> None:
     with pytest.raises(ValidationError, match="needs a delta-rule layer"):
-        Architecture(
-            vocab_size=8, hidden_size=64, intermediate_size=8, layers=(FULL,), routing=Routing(kind="clvr")
-        )
+        Architecture(vocab_size=8, hidden_size=64, intermediate_size=8, layers=(FULL,), routing=Routing(kind="clvr"))
 
 
 def test_candidates_differ_by_seed_recipe_and_architecture() -> None:

@@ -1,1 +1,1 @@
-"""Where segments run: a Ray actor per slot and the pool of them. Importing this package imports neither Ray nor torch."""
+"""Where segments run: a pool of Ray actors, one per slot. Importing this package imports neither Ray nor torch."""

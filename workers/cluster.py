@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -52,32 +53,45 @@ class Session:
 def connect(address: str | None, temp_dir: str | Path | None = None) -> Session:
     """Connects to the cluster at `address`; without one uses the Ray this process is connected to, or starts one.
 
-    A Ray of our own has no dashboard and ends with this process, however that ends.
+    A Ray of our own has no dashboard and ends with this process, however that ends: after a SIGKILL workers go
+    within about 3 s, Ray's two idle agents after a minute.
 
     Raises:
-        ValueError: temp_dir is longer than TEMP_DIR_LIMIT.
+        ValueError: temp_dir is longer than TEMP_DIR_LIMIT, or `address` is malformed.
         ConnectionError: no cluster at `address`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is not None:
+        _check_reachable(address)
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
         return Session(ours=True)
     return Session(ours=False) if ray.is_initialized() else _start(_temp_dir(temp_dir))
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try a dead address for more than a minute."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()):
+        if address != "auto":
+            raise ValueError(f"ray_address={address} must be auto or HOST:PORT")
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConnectionError(f"ray_address={address}: no Ray cluster answers there ({error})") from None
 
 
 def _start(temp_dir: Path) -> Session:
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         # Ray's ports are open to the network and want a token; without one given Ray would write it to ~/.ray.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    # Ray's agents outlive a killed driver while they look for its control store, by default for a minute.
-    with _environment(PYTHONPATH=import_path(), RAY_gcs_rpc_server_reconnect_timeout_s="5"):
-        context = ray.init(
+    with _environment("PYTHONPATH", import_path()):
+        context: Any = ray.init(
             "local",  # also where RAY_ADDRESS names a cluster
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level=logging.ERROR,
             log_to_driver=False,
-            _node_ip_address="127.0.0.1",  # stays when the machine changes its network
             _temp_dir=str(temp_dir),
             # Idle processes, one a core, would take 100 MB each.
             _system_config={"prestart_worker_first_driver": False, "enable_metrics_collection": False},
@@ -86,16 +100,17 @@ def _start(temp_dir: Path) -> Session:
 
 
 @contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Sets environment variables for the processes started meanwhile."""
-    before = dict(os.environ)
-    os.environ.update(variables)
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Sets a variable for the processes started meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        for name in variables:
-            os.environ.pop(name)
-        os.environ.update({name: before[name] for name in variables if name in before})
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _temp_dir(given: str | Path | None) -> Path:

@@ -49,7 +49,7 @@ class RayPool:
         runner: dotted path of what runs a segment (workers.worker.Runner).
 
     Raises:
-        ValueError: slots or temp_dir out of bounds, or more workers than the cluster can hold.
+        ValueError: slots, temp_dir or address out of bounds, or more workers than the cluster can hold.
         ConnectionError: no cluster at `address`.
         RuntimeError: the workers do not start.
     """
@@ -130,7 +130,7 @@ class RayPool:
             if slot.segment is not None and slot.segment.trial == trial:
                 self._replace(slot)
 
-    def stop(self, timeout: float) -> bool:
+    def stop(self, timeout: float = 0.0) -> bool:
         """Asks all running segments to write a checkpoint and return early; waits up to `timeout` seconds for it.
 
         Their last events come from `poll` as ever, a Finished with step below stop_step among them.

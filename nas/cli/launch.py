@@ -12,6 +12,7 @@ import typer
 from nas.cli.errors import Failed, Refused, one_line
 from nas.cli.options import StorageOption
 from nas.settings import DEFAULT_STORAGE
+from nas.settings import storage as usual_storage
 
 if TYPE_CHECKING:
     from nas.service import Plan, Request, Result
@@ -60,6 +61,7 @@ def launch(
     ] = False,
 ) -> None:
     """Search a space, or go on with a study that was stopped or killed."""
+    from nas.cli.tables import print_pairs
     from nas.cli.text import parse_duration
     from nas.service import Request, make_plan
 
@@ -81,10 +83,10 @@ def launch(
     except ValueError as error:
         raise Refused(one_line(error)) from error
     if dry_run:
-        typer.echo("\n".join(describe(plan)))
-        return
-    result = run(request, plan)
-    print_result(result)
+        print_pairs(describe(plan))
+        typer.echo("dry run: nothing was trained or written")
+    else:
+        print_result(run(request, plan))
 
 
 def run(request: Request, plan: Plan) -> Result:
@@ -99,14 +101,15 @@ def run(request: Request, plan: Plan) -> Result:
     try:
         with view:
             return run_search(request, notify=view.notify, log=view.log)
-    except LaunchError as error:
-        raise Refused(one_line(error)) from error
-    except (StudyAborted, StoreError, ValueError, ConnectionError, RuntimeError) as error:
-        if not view.began:  # the storage, the cluster or a number of workers that it cannot hold
-            raise (Failed if isinstance(error, StudyAborted) else Refused)(one_line(error)) from error
-        if isinstance(error, StudyAborted | StoreError):
-            raise Failed(f"{one_line(error)}; nas trials {plan.study} --state failed shows more") from error
-        raise
+    except StudyAborted as error:
+        raise Failed(f"{one_line(error)}; nas trials {plan.study} --state failed lists them") from error
+    except (LaunchError, StoreError) as error:
+        raise (Failed if view.began else Refused)(one_line(error)) from error
+    except (ValueError, ConnectionError, RuntimeError) as error:
+        if view.began:
+            raise
+        # The cluster is not there, or cannot hold the workers.
+        raise (Failed if isinstance(error, RuntimeError) else Refused)(one_line(error)) from error
 
 
 def print_result(result: Result) -> None:
@@ -122,40 +125,43 @@ def print_result(result: Result) -> None:
     if rows:
         out.print(front_table(rows, records))
         best = max(rows, key=lambda row: row["recall"])["trial"]
-        out.print(
-            f"nas show {study}/{best}", f"nas export {study} --top 3 --out out", f"nas dashboard {study}", sep="\n"
-        )
+        where = storage_option(result.plan.request.storage)
+        for command in (f"show {study}/{best}", f"export {study} --top 3 --out out", f"dashboard {study}"):
+            out.print(f"nas {command}{where}")
     if result.outcome in (Outcome.STOPPED, Outcome.TIMEOUT):
         out.print(f"the same command goes on where it stood: {shlex.join(['nas', *sys.argv[1:]])}")
 
 
-def describe(plan: Plan) -> list[str]:
+def storage_option(url: str) -> str:
+    """What a later command needs to find the storage: nothing where the settings lead there anyway."""
+    from sqlalchemy import make_url
+
+    return "" if url == usual_storage() else f" --storage {shlex.quote(make_url(url).render_as_string())}"
+
+
+def describe(plan: Plan) -> dict[str, str]:
     """What `--dry-run` prints: facts of the space, then estimates with what they rest on."""
     from nas.cli import text
     from nas.cli.estimate import BYTES_PER_PARAMETER, CHECKPOINTS_KEPT, FLOPS_PER_CORE, FLOPS_PER_GPU, estimate
+    from nas.cli.tables import cache_range
     from search_spaces.designs import architectures, baselines
 
     space, found = plan.space, estimate(plan.space, plan.trials)
-    deployment, full = space.deployment, space.deployment.full_attention_bytes()
-    cores = os.cpu_count() or 1
-    speed = plan.workers * FLOPS_PER_GPU if plan.device == "cuda" else cores * FLOPS_PER_CORE
-    what = f"{plan.workers} GPUs at 10 TFLOP/s" if plan.device == "cuda" else f"{cores} CPU cores at 20 GFLOP/s"
-    rungs = ", ".join(
-        f"{count:.0f} to step {step}" for step, count in zip(space.rungs.steps, found.reached, strict=True)
-    )
-    lines = [
-        f"study {plan.study}, space {space.name}: {len(architectures(space))} designs",
-        f"kv_cache at {text.context(deployment.context)}: {text.size(plan.cheapest)} to {text.size(plan.dearest)}, "
-        f"{text.percent(plan.cheapest / full)} to {text.percent(plan.dearest / full)} of full attention",
-        f"trials: {plan.trials}, of which {min(plan.trials, len(baselines(space)))} baselines and "
-        f"{len(plan.enqueued)} enqueued; {plan.workers} workers on {plan.device}",
-        f"rungs, expected: {rungs}",
-        f"training, expected: {found.steps:,.0f} steps, {text.big(found.tokens)} tokens, {found.flops:.2g} FLOPs "
-        "(the mean design's, forward and backward)",
-        f"time, estimated: {found.seconds(speed) / 3600:.2g} hours, assuming {what}; evaluation and start come on top",
-        f"disk, at most: {text.size(found.disk_bytes)} ({CHECKPOINTS_KEPT} checkpoints a trial, {BYTES_PER_PARAMETER} bytes "
-        f"a parameter) in {plan.checkpoints}",
-    ]
+    on_gpu, cores = plan.device == "cuda", os.cpu_count() or 1
+    speed = plan.workers * FLOPS_PER_GPU if on_gpu else cores * FLOPS_PER_CORE
+    assumed = f"{plan.workers} GPUs at 10 TFLOP/s" if on_gpu else f"{cores} CPU cores at 20 GFLOP/s"
+    first = f"{min(plan.trials, len(baselines(space)))} baselines, {len(plan.enqueued)} enqueued"
+    reached = zip(found.reached, space.rungs.steps, strict=True)
+    kept = f"{CHECKPOINTS_KEPT} checkpoints a trial, {BYTES_PER_PARAMETER} bytes a parameter"
+    lines = {
+        "study": f"{plan.study} (space {space.name}, {len(architectures(space))} designs)",
+        "kv_cache": cache_range(space.deployment, plan.cheapest, plan.dearest),
+        "trials": f"{plan.trials} ({first}) on {plan.workers} workers ({plan.device})",
+        "rungs": "expected: " + ", ".join(f"{count:.0f} trials to step {step}" for count, step in reached),
+        "training": f"expected: {found.steps:,.0f} steps, {text.big(found.tokens)} tokens, {found.flops:.2g} FLOPs",
+        "time": f"estimated: {found.seconds(speed) / 3600:.2g} hours, if {assumed}; evaluation and start come on top",
+        "disk": f"at most {text.size(found.disk_bytes)} in {plan.checkpoints} ({kept})",
+    }
     if plan.request.timeout:
-        lines.append(f"stops after {text.duration(plan.request.timeout)} at the latest")
-    return [*lines, "nothing was trained or written"]
+        lines["timeout"] = f"stops after {text.duration(plan.request.timeout)} at the latest, to be resumed"
+    return lines

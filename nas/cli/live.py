@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rich.console import Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -152,9 +153,8 @@ def picture(plan: Plan, dispatcher: Dispatcher, steps: dict[int, int], eta: floa
             states.append(f"{counts[state]} {state.value}  ", style=STATE_STYLES[state.value])
     states.append("stopping" if dispatcher.stopping else f"about {text.duration(eta)} left" if eta is not None else "")
     log = Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
-    return Group(
-        Text(heading(plan), style="bold"), states, _workers(dispatcher, steps), _best(dispatcher.records()), log
-    )
+    blocks = (states, _workers(dispatcher, steps), _best(dispatcher.records()), log)
+    return Group(Text(heading(plan), style="bold"), *(Padding(block, (0, 0, 1, 0)) for block in blocks))
 
 
 def _workers(dispatcher: Dispatcher, steps: dict[int, int]) -> Table:

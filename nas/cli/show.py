@@ -89,7 +89,7 @@ def _stack(architecture: Architecture) -> Iterator[str]:
 def _layer(layer: LayerSpec) -> str:
     parts = [f"{layer.entry.title}, {layer.heads} heads x {layer.head_dim}"]
     if layer.kv_heads:
-        parts.append(f"{layer.kv_heads} KV heads")
+        parts.append(f"{layer.kv_heads} KV head{'s' if layer.kv_heads > 1 else ''}")
     if layer.value_heads:
         parts.append(f"{layer.value_heads} value heads")
     if layer.expand_v != 1:

@@ -54,17 +54,18 @@ def show_space(space: SpaceArgument) -> None:
 def check_space(space: SpaceArgument) -> None:
     """Validate a space, count its designs and price them."""
     from nas.cli import text
+    from nas.cli.tables import cache_range, print_pairs
     from search_spaces import load_space
     from search_spaces.designs import architectures
 
     found = load_space(space)
     deployment, full = found.deployment, found.deployment.full_attention_bytes()
     costs = [deployment.cost(design).kv_cache_bytes for design in architectures(found)]
-    lines = [
-        f"{space}: valid, {len(costs)} designs, {_counts(found)[1]} candidates (design and recipe)",
-        f"kv_cache at {text.context(deployment.context)}: {text.size(min(costs))} to {text.size(max(costs))}, "
-        f"{text.percent(min(costs) / full)} to {text.percent(max(costs) / full)} of full attention",
-    ]
+    lines = {
+        "space": f"{found.name} is valid",
+        "designs": f"{len(costs)}, with their recipes {_counts(found)[1]} candidates",
+        "kv_cache": cache_range(deployment, min(costs), max(costs)),
+    }
     if found.budget.kv_cache is not None:
         limit = found.budget.kv_cache.limit(deployment)
         within = sum(cost <= limit for cost in costs)
@@ -73,8 +74,8 @@ def check_space(space: SpaceArgument) -> None:
                 f"budget.kv_cache={limit} bytes: no design of {found.name} fits; the smallest keeps {min(costs)} bytes "
                 f"({min(costs) / full:.2%} of full attention)"
             )
-        lines.append(f"budget {text.size(limit)} ({text.percent(limit / full)}): {within} designs fit")
-    typer.echo("\n".join(lines))
+        lines["budget"] = f"{text.size(limit)} ({text.percent(limit / full)} of full attention): {within} designs fit"
+    print_pairs(lines)
 
 
 def _counts(space: SearchSpace) -> tuple[int, str]:

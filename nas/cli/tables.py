@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from nas.cli import text
+
+if TYPE_CHECKING:
+    from nas.cost import Deployment
 
 Record = Mapping[str, Any]
 
@@ -35,11 +38,33 @@ def console() -> Console:
 
 def grid(*columns: str, header: bool = True) -> Table:
     """An unframed table; a column whose name starts with ">" is aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD if header else None, show_header=header, pad_edge=False, header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD if header else None,
+        show_header=header,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+    )
     for name in columns:
         right = name.startswith(">")
         table.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
+
+
+def print_pairs(pairs: Mapping[str, str]) -> None:
+    """One line a pair, labels aligned."""
+    table = grid("", "", header=False)
+    for label, value in pairs.items():
+        table.add_row(label, value)
+    console().print(table)
+
+
+def cache_range(deployment: Deployment, cheapest: int, dearest: int) -> str:
+    """The memory of a space's designs, in bytes and as shares of full attention."""
+    full = deployment.full_attention_bytes()
+    shares = f"{text.percent(cheapest / full)} to {text.percent(dearest / full)} of full attention"
+    return f"{text.size(cheapest)} to {text.size(dearest)} at {text.context(deployment.context)} tokens, {shares}"
 
 
 def recipe(record: Record) -> str:
@@ -50,9 +75,7 @@ def design(record: Record) -> str:
     return f"{record['name']} (baseline)" if record["prior"] == "baseline" else str(record["name"])
 
 
-def front_table(
-    front: Sequence[Record], records: Sequence[Record], *, everything: bool = False, trials: bool = True
-) -> Table:
+def front_table(front: Sequence[Record], records: Sequence[Record], *, everything: bool = False) -> Table:
     """The Front from the smallest cache to the largest; below the line the baselines that are not on it.
 
     Args:
@@ -64,8 +87,8 @@ def front_table(
 
     reference = [found] if (found := full_attention(records)) else []
     chance = next((row["recall_chance"] for row in records), None)
-    recall = f">recall (chance {text.number(chance)})"
-    table = grid("design", "layers", recall, ">of full", ">kv_cache", ">of full", ">loss", "recipe", ">trial")
+    recall = f">recall\n(chance {text.number(chance)})"
+    table = grid("design", "layers", recall, ">vs full", ">kv_cache", ">of full", ">loss", "recipe", ">trial")
     listed = {row["architecture_digest"] for row in front}
     rest = [row for row in best_recipes(records) if row["architecture_digest"] not in listed]
     rest = [row for row in rest if everything or row["prior"] == "baseline"]
@@ -74,7 +97,7 @@ def front_table(
         for row in rows:
             table.add_row(
                 design(row),
-                row["proxy_diagram"] if "proxy_diagram" in row else row["diagram"],
+                row["diagram"],
                 _recall(row),
                 text.percent(relative_recall(row, reference)),
                 text.size(row["kv_cache_bytes"]),
@@ -89,7 +112,7 @@ def front_table(
 
 
 def _recall(row: Record) -> str:
-    """With its standard deviation where there are several seeds, and "?" where the proxy is at chance."""
+    """With its standard deviation where there are several seeds, and a note where it is no better than guessing."""
     spread = f" ±{row['recall_sd']:.3f}" if row["recall_sd"] is not None else ""
     return text.number(row["recall"]) + spread + (" at chance" if row.get("uninformative") else "")
 

@@ -43,7 +43,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, start: Tensor) -> Tensor:
         a = a.transpose(0, 1).contiguous()  # time first: each step is contiguous
-        h = x.transpose(0, 1).contiguous()
+        h = x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         previous = start
         for h_t, a_t in zip(h.unbind(0), a.unbind(0), strict=True):
             previous = h_t.addcmul_(a_t, previous)

@@ -148,7 +148,8 @@ def causal_conv1d_update(
     x: Tensor,
     cache: Tensor,
     residual: Tensor | None = None,
-    weight: Tensor | None = None,
+    *,
+    weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:

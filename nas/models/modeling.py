@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from .configuration import HybridConfig
 from .cpu_kernels import install
 from .mixers import build_mixer, has_lower_bounds, is_delta_rule, value_size
-from .routing import SilentLinear, ValueRoute, capture_value, pad_value, prepare_source
+from .routing import RoutingLinear, ValueRoute, capture_value, pad_value, prepare_source
 from .upstream import Cache, FLAGenerationMixin, GatedMLP, RMSNorm
 
 install()
@@ -78,10 +78,8 @@ class HybridPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Linear N(0, initializer_range), embedding N(0, embedding_std); mixers keep what fla gives them."""
         std = self.config.initializer_range
-        if isinstance(module, ValueRoute):
-            module.initialize(std)
-        elif isinstance(module, SilentLinear):
-            pass  # its ValueRoute does it
+        if isinstance(module, RoutingLinear):
+            module.reset_parameters(std)
         elif isinstance(module, nn.Linear):
             init.normal_(module.weight, std=std)
             if module.bias is not None:
@@ -91,8 +89,8 @@ class HybridPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.ParameterDict):
             for parameter in module.values():
                 init.zeros_(parameter)
-        elif hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
 
     def _remember_decay(self) -> None:
         """Note which parameters the mixers exempt from weight decay: loading replaces parameters and drops the mark."""
@@ -104,7 +102,7 @@ class HybridPreTrainedModel(PreTrainedModel):
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for name in model._undecayed:
-            model.get_parameter(name)._no_weight_decay = True
+            setattr(model.get_parameter(name), "_no_weight_decay", True)  # noqa: B010
         return loaded
 
 

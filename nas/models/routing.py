@@ -17,35 +17,32 @@ from transformers import initialization as init
 from .upstream import get_unpad_indices_and_cu, repad_hidden_states
 
 
-class SilentLinear(nn.Linear):
-    """A bias-free linear map whose construction draws nothing from the global generator."""
+class RoutingLinear(nn.Linear):
+    """A bias-free linear map that draws nothing from the global generator: zero, or N(0, std) with a `layer_idx`.
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    The noise comes from a generator of its own, seeded by (global seed, layer), so that all weights shared with a
+    model without routing stay bit-equal under one `torch.manual_seed`.
+    """
+
+    def __init__(self, in_features: int, out_features: int, layer_idx: int | None = None) -> None:
+        self.layer_idx = layer_idx
         super().__init__(in_features, out_features, bias=False)
 
-    def reset_parameters(self) -> None:
-        init.zeros_(self.weight)
+    def reset_parameters(self, std: float = 0.02) -> None:
+        if self.layer_idx is None:
+            init.zeros_(self.weight)
+            return
+        generator = torch.Generator().manual_seed((torch.initial_seed() + 1_000_003 * (self.layer_idx + 1)) % 2**63)
+        init.copy_(self.weight, torch.randn(self.weight.shape, generator=generator, device="cpu") * std)
 
 
 class ValueRoute(nn.Module):
-    """P_l: value_size -> hidden_size, zero at initialisation; `rank` factors it into `down` and a zero `up`.
-
-    The factor `down` is N(0, std) from a generator of its own, seeded by (global seed, layer), so that all weights
-    shared with a model without routing stay bit-equal under one `torch.manual_seed`.
-    """
+    """P_l: value_size -> hidden_size, zero at initialisation; `rank` factors it into a random `down` and a zero `up`."""
 
     def __init__(self, value_size: int, hidden_size: int, layer_idx: int, rank: int | None = None) -> None:
         super().__init__()
-        self.layer_idx = layer_idx
-        self.down = None if rank is None else SilentLinear(value_size, rank)
-        self.up = SilentLinear(rank or value_size, hidden_size)
-
-    def initialize(self, std: float) -> None:
-        init.zeros_(self.up.weight)
-        if self.down is not None:
-            generator = torch.Generator().manual_seed((torch.initial_seed() + 1_000_003 * (self.layer_idx + 1)) % 2**63)
-            noise = torch.randn(self.down.weight.shape, generator=generator) * std
-            init.copy_(self.down.weight, noise)
+        self.down = None if rank is None else RoutingLinear(value_size, rank, layer_idx)
+        self.up = RoutingLinear(rank or value_size, hidden_size)
 
     def forward(self, value: Tensor) -> Tensor:
         """value [B, T, value_size] -> its part of the residual stream [B, T, hidden_size]."""
@@ -58,7 +55,7 @@ def prepare_source(mixer: nn.Module) -> None:
     Gated DeltaNet fuses the three convolutions in training and not in decoding; `capture_value` must see both.
     """
     if hasattr(mixer, "_use_fused_qkv_conv"):
-        mixer._use_fused_qkv_conv = _never
+        setattr(mixer, "_use_fused_qkv_conv", _never)  # noqa: B010 (torch types attributes as modules)
 
 
 def _never(**_: object) -> bool:

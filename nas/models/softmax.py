@@ -77,9 +77,8 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         q, k = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k))
         if self.rope_theta is not None:
-            cos, sin = _rotary_tables(
-                _positions(attention_mask, past, length, q.device), self.head_dim, self.rope_theta, q
-            )
+            positions = _positions(attention_mask, past, length, q.device)
+            cos, sin = _rotary_tables(positions, self.head_dim, self.rope_theta, q.dtype)
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         k = k.flatten(-2)
         if past_key_values is not None:
@@ -129,12 +128,12 @@ def _positions(padding: Tensor | None, past: int, length: int, device: torch.dev
     return (padding.cumsum(-1) - 1).clamp(min=0)[:, -length:]
 
 
-def _rotary_tables(positions: Tensor, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [..., T, 1, head_dim / 2], computed in at least float32, in the dtype of `like`."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    exponent = torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim
-    angle = (positions[..., None].to(dtype) * theta**-exponent)[..., None, :]
-    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+def _rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [..., T, 1, head_dim / 2] in `dtype`, computed in at least float32."""
+    wide = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=wide) / head_dim
+    angle = (positions[..., None].to(wide) * theta**-exponent)[..., None, :]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

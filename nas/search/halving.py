@@ -75,7 +75,7 @@ def promotable(
     """Trials that may go on to the next rung and have not yet, best first.
 
     Of the n trials that finished the rung these are the best floor(n / reduction), and every protected one. If none
-    of the n beats chance, all go on: the rung is too early to tell. A promotion is never revoked, even where later
+    of the n beats chance, the rung is too early to tell: it waits for more trials and, once final, all go on. A promotion is never revoked, even where later
     trials push it out of the best; a trial left behind may still be returned when n has grown.
 
     Args:
@@ -98,7 +98,7 @@ def promotable(
     if final:
         quota = max(1, quota)
     if not any(s.beats_chance(answers) for s in standings):
-        quota = len(ranking)
+        quota = len(ranking) if final else 0
     going = set(ranking[:quota]) | {s.trial for s in standings if s.protected}
     return [trial for trial in ranking if trial in going and trial not in promoted]
 

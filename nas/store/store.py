@@ -36,9 +36,9 @@ class Store(Trials):
             connection.execute(statement.values(started_at=func.coalesce(trials.c.started_at, UtcNow())))
         return attempt
 
-    def record(self, study_id: int, number: int, attempt: int, batch: Sequence[Measurement]) -> bool:
+    def record(self, study_id: int, number: int, attempt: int, measurements: Sequence[Measurement]) -> bool:
         """Writes measurements, replacing those of the same step and name; False, and nothing written, if stale."""
-        report = Report(trial=number, attempt=attempt, measurements=tuple(batch))
+        report = Report(trial=number, attempt=attempt, measurements=tuple(measurements))
         return self.record_many(study_id, [report]) == 1
 
     def record_many(self, study_id: int, reports: Sequence[Report]) -> int:

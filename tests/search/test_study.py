@@ -226,7 +226,10 @@ def test_a_budget_that_nothing_meets_names_the_smallest(simulate: Launch, space:
     assert not (tmp_path / "nas.db").exists()
 
 
-def test_a_timeout_stops_and_the_study_goes_on_later(space: SearchSpace, tmp_path: Path) -> None:
+def test_a_timeout_stops_and_the_study_goes_on_later(
+    space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nas.search.study.STOP_SECONDS", 0.1)
     storage = f"sqlite:///{tmp_path}/nas.db"
 
     class Slow(Spy):

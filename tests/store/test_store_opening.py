@@ -39,8 +39,8 @@ def test_opening_twice_keeps_everything(url: str) -> None:
 def test_several_processes_may_create_it_at_once(url: str) -> None:
     script = "import sys; from nas.store import Store; print(Store.open(sys.argv[1]).studies())"
     command = [sys.executable, "-c", script, url]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(3)]
-    assert [process.communicate()[0] for process in processes] == [b"[]\n"] * 3
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+    assert [process.communicate()[0] for process in processes] == [b"[]\n"] * 2
 
 
 def test_several_threads_may_open_and_write_at_once(url: str) -> None:
@@ -135,12 +135,12 @@ def test_ten_thousand_trials_are_listed_within_a_second(store: Store, study: Stu
         chosen = ", ".join(copied.get(column, column) for column in columns)
         insert = f"INSERT INTO nas_trials ({', '.join(columns)})"
         connection.execute(sqlalchemy.text(f"{insert} {series} SELECT {chosen} FROM nas_trials, s"))
-    seconds = []
-    for _ in range(3):
-        begin = time.process_time()  # of this process: the machine may be busy
+    for _ in range(3):  # the machine may be busy
+        begin = time.process_time()
         trials = store.trials(study.id)
-        seconds.append(time.process_time() - begin)
-    assert min(seconds) < 1
+        if (seconds := time.process_time() - begin) < 1:
+            break
+    assert seconds < 1
     assert [trial.number for trial in trials] == list(range(10_000))
     assert trials[-1].candidate["architecture"]["layers"] == layers
     store.set_states(study.id, range(0, 10_000, 10), TrialState.PRUNED)

@@ -10,8 +10,8 @@ from nas.workload import MQAR, Workload
 
 TOKENIZER = ByteTokenizer(32)
 TEXTS = [
-    "", "plain ascii\n\ttabs", "Zürich, 東京, 🦉, \u0000\u007f\u0080\u00ad\u0100", "<|r3|>", "a<|r0|> <|r31|>b<|r3|><|r3|>",
-    "<|r32|> <|r03|> <|r|> <|r-1|>", "".join(map(chr, range(0x250))),
+    "", "plain ascii\n\ttabs", "Zürich, 東京, 🦉, \u0000\u007f\u0080\u00ad\u0100", "<|r3|>",
+    "a<|r0|> <|r31|>b<|r3|><|r3|>", "<|r32|> <|r03|> <|r|> <|r-1|>", "".join(map(chr, range(0x250))),
 ]  # fmt: skip
 
 

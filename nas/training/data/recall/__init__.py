@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nas.training.data.recall.mqar import mqar
+from nas.training.data.recall import mqar
 from nas.workload import MQAR
 
 
@@ -25,4 +25,4 @@ class Generator(Protocol):
         ...
 
 
-GENERATORS: Mapping[str, Generator] = {"mqar": mqar}
+GENERATORS: Mapping[str, Generator] = {"mqar": mqar.generate}

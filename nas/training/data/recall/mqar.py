@@ -12,7 +12,7 @@ IGNORED = -100
 FILLER = ord("\n")
 
 
-def mqar(spec: MQAR, size: int, sequences: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def generate(spec: MQAR, size: int, sequences: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """`size` keys each followed by its value, then every key once more in random order, each followed by its answer.
 
     Keys are ids 256 to 256 + keys - 1, different within a sequence; values are the next `values` ids, drawn
