@@ -11,6 +11,7 @@ TOP = 1.04
 
 
 def blank(height: int) -> go.Figure:
+    """An empty figure of `height` pixels in the page's look."""
     axis = {
         "showgrid": True,
         "gridcolor": LINE,
@@ -38,6 +39,7 @@ def blank(height: int) -> go.Figure:
 
 
 def note(figure: go.Figure, text: str) -> go.Figure:
+    """Says in an empty figure why it is empty."""
     figure.update_layout(xaxis_visible=False, yaxis_visible=False)
     figure.add_annotation(
         text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 15, "color": FAINT}
@@ -46,6 +48,7 @@ def note(figure: go.Figure, text: str) -> go.Figure:
 
 
 def chance_line(figure: go.Figure, level: float) -> None:
+    """Dots the recall that guessing reaches."""
     figure.add_hline(
         y=level,
         line={"color": FAINT, "width": 1.5, "dash": "dot"},

@@ -13,43 +13,57 @@ from typing import Any
 
 from torch import Tensor
 
-from . import cpu_delta, cpu_gla, cpu_hgrn, cpu_modules, cpu_retention
+from .cpu_delta import delta_rule, gated_delta_rule
+from .cpu_gla import gla
+from .cpu_hgrn import hgrn
+from .cpu_modules import (
+    causal_conv1d,
+    causal_conv1d_update,
+    rms_norm,
+    rms_norm_gated,
+    rms_norm_linear,
+    rotary_embedding,
+    swiglu,
+    swiglu_linear,
+    swish,
+)
+from .cpu_retention import retention
 
 _MARK = "_cpu_dispatcher"
 
 _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
-    "fla.modules.norm.layernorm": {"rms_norm": cpu_modules.rms_norm},
-    "fla.modules.norm.fused_norm_gate": {"rms_norm_gated": cpu_modules.rms_norm_gated},
-    "fla.modules.mlp": {"swiglu_linear": cpu_modules.swiglu_linear},
-    "fla.modules.rotary.ops": {"rotary_embedding": cpu_modules.rotary_embedding},
+    "fla.modules.norm.layernorm": {"rms_norm": rms_norm},
+    "fla.modules.norm.fused_norm_gate": {"rms_norm_gated": rms_norm_gated},
+    "fla.modules.mlp": {"swiglu_linear": swiglu_linear},
+    "fla.modules.rotary.ops": {"rotary_embedding": rotary_embedding},
     "fla.modules.causal_conv1d.ops": {
-        "causal_conv1d": cpu_modules.causal_conv1d,
-        "causal_conv1d_update": cpu_modules.causal_conv1d_update,
+        "causal_conv1d": causal_conv1d,
+        "causal_conv1d_update": causal_conv1d_update,
     },
     "fla.layers.gated_deltanet": {
-        "causal_conv1d": cpu_modules.causal_conv1d,
-        "chunk_gated_delta_rule": cpu_delta.gated_delta_rule,
-        "fused_recurrent_gated_delta_rule": cpu_delta.gated_delta_rule,
+        "causal_conv1d": causal_conv1d,
+        "chunk_gated_delta_rule": gated_delta_rule,
+        "fused_recurrent_gated_delta_rule": gated_delta_rule,
     },
     "fla.layers.delta_net": {
-        "chunk_delta_rule": cpu_delta.delta_rule,
-        "fused_recurrent_delta_rule": cpu_delta.delta_rule,
+        "chunk_delta_rule": delta_rule,
+        "fused_recurrent_delta_rule": delta_rule,
     },
-    "fla.layers.gla": {"chunk_gla": cpu_gla.gla, "fused_recurrent_gla": cpu_gla.gla},
+    "fla.layers.gla": {"chunk_gla": gla, "fused_recurrent_gla": gla},
     "fla.layers.hgrn2": {
-        "chunk_gla": cpu_gla.gla,
-        "fused_recurrent_gla": cpu_gla.gla,
-        "rms_norm_linear": cpu_modules.rms_norm_linear,
-        "swish": cpu_modules.swish,
+        "chunk_gla": gla,
+        "fused_recurrent_gla": gla,
+        "rms_norm_linear": rms_norm_linear,
+        "swish": swish,
     },
     "fla.layers.hgrn": {
-        "chunk_hgrn": cpu_hgrn.hgrn,
-        "fused_recurrent_hgrn": cpu_hgrn.hgrn,
-        "swiglu": cpu_modules.swiglu,
+        "chunk_hgrn": hgrn,
+        "fused_recurrent_hgrn": hgrn,
+        "swiglu": swiglu,
     },
     "fla.layers.multiscale_retention": {
-        "chunk_retention": cpu_retention.retention,
-        "fused_recurrent_retention": cpu_retention.retention,
+        "chunk_retention": retention,
+        "fused_recurrent_retention": retention,
     },
 }
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
 from nas.architecture import Candidate, derive_seed
@@ -110,7 +111,9 @@ class Sampler:
         self._tried = set(tried)
         self._distributions = distributions(space)
         self._limit = space.budget.kv_cache.limit(space.deployment) if space.budget.kv_cache else None
-        self._directions = ["minimize" if name != "recall" else "maximize" for name in space.objectives]
+        self._directions = [
+            StudyDirection.MAXIMIZE if name == "recall" else StudyDirection.MINIMIZE for name in space.objectives
+        ]
         self._rebuild()
 
     def ask(self, number: int) -> Proposal:

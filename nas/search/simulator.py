@@ -160,7 +160,7 @@ class SimulatedPool:
         if job := self._running.get(trial):
             self._release(job)
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         """Ends all running segments now: Finished at the step they have come to, without scores; drops the queue."""
         self._queue.clear()
         for job in self._running.values():
@@ -171,6 +171,7 @@ class SimulatedPool:
             job.ends = self._now
         self._ends = [(self._now, start, job) for _, start, job in self._ends]
         heapq.heapify(self._ends)
+        return not self._running
 
     def close(self) -> None:
         self._closed = True

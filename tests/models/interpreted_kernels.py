@@ -22,7 +22,8 @@ from triton.runtime.autotuner import Autotuner
 def kernel_range(*bounds: Any) -> Iterator[Any]:
     """`range` in a kernel as compiled code sees it: its variable is a tensor, on which fla calls `.to`."""
     whole = [
-        int(np.asarray(x.handle.data).flat[0]) if isinstance(x, tl.tensor) else int(getattr(x, "value", x)) for x in bounds
+        int(np.asarray(x.handle.data).flat[0]) if isinstance(x, tl.tensor) else int(getattr(x, "value", x))
+        for x in bounds
     ]
     for i in builtins.range(*whole):
         yield interpreter.interpreter_semantic.to_tensor(i, False)
@@ -63,7 +64,9 @@ def help_interpreter() -> None:
     builder.create_masked_store = boolean_mask(builder.create_masked_store, 2)
 
 
-def largest_error(theirs: Callable[..., Any], ours: Callable[..., Any], leaves: dict[str, Tensor], **fixed: Any) -> float:
+def largest_error(
+    theirs: Callable[..., Any], ours: Callable[..., Any], leaves: dict[str, Tensor], **fixed: Any
+) -> float:
     """Largest relative error over the outputs and, where theirs has a backward pass, the gradients."""
     results = []
     for function in (theirs, ours):
@@ -71,7 +74,7 @@ def largest_error(theirs: Callable[..., Any], ours: Callable[..., Any], leaves: 
         outputs = function(**inputs, **fixed)
         outputs = [x for x in (outputs if isinstance(outputs, tuple) else (outputs,)) if x is not None]
         torch.manual_seed(1)
-        total = sum(((x * torch.randn_like(x)).sum() for x in outputs[:1]), torch.zeros(()))
+        total = sum(((x * torch.randn(x.shape)).sum() for x in outputs[:1]), torch.zeros(()))
         try:
             gradients = list(torch.autograd.grad(total, list(inputs.values())))
         except NotImplementedError:
@@ -106,22 +109,28 @@ def cases() -> Iterator[tuple[str, float]]:
     )
     decay = {"A_log": r(2 * H), "dt_bias": r(2 * H)}
     fixed = {"output_final_state": True}
-    yield "gated_delta_rule", largest_error(
-        chunk_gated_delta_rule, cpu_delta.gated_delta_rule, {**gated, **decay}, **in_kernel, **fixed
+    yield (
+        "gated_delta_rule",
+        largest_error(chunk_gated_delta_rule, cpu_delta.gated_delta_rule, {**gated, **decay}, **in_kernel, **fixed),
     )
-    yield "gated_delta_rule, recurrent", largest_error(
-        fused_recurrent_gated_delta_rule, cpu_delta.gated_delta_rule, gated, **decay, **in_kernel, **fixed
+    yield (
+        "gated_delta_rule, recurrent",
+        largest_error(
+            fused_recurrent_gated_delta_rule, cpu_delta.gated_delta_rule, gated, **decay, **in_kernel, **fixed
+        ),
     )
     short = {name: x[:, :20] for name, x in qkv.items()} | {"beta": torch.rand(B, 20, H), "initial_state": state}
-    yield "delta_rule", largest_error(
-        fused_recurrent_delta_rule, cpu_delta.delta_rule, short, use_qk_l2norm_in_kernel=True, **fixed
+    yield (
+        "delta_rule",
+        largest_error(fused_recurrent_delta_rule, cpu_delta.delta_rule, short, use_qk_l2norm_in_kernel=True, **fixed),
     )
     gla = {**qkv, "g": -torch.rand(B, T, H, K) * 3, "initial_state": r(B, H, V, K)}
     yield "gla", largest_error(chunk_gla, cpu_gla.gla, gla, state_v_first=True, **fixed)
     hgrn = {"x": r(B, T, K), "g": -torch.rand(B, T, K)}
     yield "hgrn", largest_error(chunk_hgrn, cpu_hgrn.hgrn, hgrn, **fixed)
-    yield "hgrn, recurrent", largest_error(
-        fused_recurrent_hgrn, cpu_hgrn.hgrn, {**hgrn, "initial_state": r(B, K)}, **fixed
+    yield (
+        "hgrn, recurrent",
+        largest_error(fused_recurrent_hgrn, cpu_hgrn.hgrn, {**hgrn, "initial_state": r(B, K)}, **fixed),
     )
     yield "retention", largest_error(chunk_retention, cpu_retention.retention, {**qkv, "initial_state": state}, **fixed)
 
@@ -137,19 +146,30 @@ def cases() -> Iterator[tuple[str, float]]:
         rms_norm_linear, cpu_modules.rms_norm_linear, {"x": x, "norm_weight": w, "linear_weight": r(7, K)},
         norm_bias=None, linear_bias=None,
     )  # fmt: skip
-    yield "swiglu_linear", largest_error(
-        swiglu_linear, cpu_modules.swiglu_linear, {"x": x, "y": r(2, 9, K), "weight": r(7, K)}, bias=None
+    yield (
+        "swiglu_linear",
+        largest_error(
+            swiglu_linear, cpu_modules.swiglu_linear, {"x": x, "y": r(2, 9, K), "weight": r(7, K)}, bias=None
+        ),
     )
     by_position = {"x": x, "y": r(2, 9, K)}
     yield "swiglu", largest_error(lambda x, y: swiglu(x, y), cpu_modules.swiglu, by_position)
     yield "swish", largest_error(lambda x: swish(x), cpu_modules.swish, {"x": x})
     conv = {"x": x, "weight": r(K, 4), "bias": b, "initial_state": r(2, K, 4)}
-    yield "causal_conv1d", largest_error(
-        causal_conv1d, cpu_modules.causal_conv1d, conv, activation="silu", output_final_state=True
+    yield (
+        "causal_conv1d",
+        largest_error(causal_conv1d, cpu_modules.causal_conv1d, conv, activation="silu", output_final_state=True),
     )
     packed = {**conv, "x": x.flatten(0, 1)[None]}
-    yield "causal_conv1d, packed", largest_error(
-        causal_conv1d, cpu_modules.causal_conv1d, packed, cu_seqlens=torch.tensor([0, 5, 18]), output_final_state=True
+    yield (
+        "causal_conv1d, packed",
+        largest_error(
+            causal_conv1d,
+            cpu_modules.causal_conv1d,
+            packed,
+            cu_seqlens=torch.tensor([0, 5, 18]),
+            output_final_state=True,
+        ),
     )
     with torch.no_grad():
         for shape in ((3, 1, K), (1, 3, K)):
@@ -171,7 +191,10 @@ def cases() -> Iterator[tuple[str, float]]:
         ("interleaved", heads, {"interleaved": True, "seqlen_offsets": offsets}),
         ("packed", flat, {"cu_seqlens": bounds, "seqlen_offsets": offsets}),
     ):
-        yield f"rotary, {name}", largest_error(rotary_embedding, cpu_modules.rotary_embedding, leaves, **tables, **extra)
+        yield (
+            f"rotary, {name}",
+            largest_error(rotary_embedding, cpu_modules.rotary_embedding, leaves, **tables, **extra),
+        )
 
 
 if __name__ == "__main__":

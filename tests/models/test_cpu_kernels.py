@@ -17,7 +17,9 @@ B, H, K, V = 2, 3, 8, 5
 Kernel = Callable[..., tuple[Tensor, Tensor]]
 
 
-def _reference_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
+def _reference_delta(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Tensor | None
+) -> tuple[Tensor, Tensor]:
     o, state = delta_rule_recurrence(*(x.transpose(1, 2) for x in (q, k, v, beta)), initial_state)
     return o.transpose(1, 2), state
 
@@ -51,7 +53,9 @@ KERNELS: dict[str, tuple[Kernel, Kernel]] = {
 }
 
 
-def _inputs(name: str, length: int, decay: float, state: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
+def _inputs(
+    name: str, length: int, decay: float, state: bool, dtype: torch.dtype = torch.float32
+) -> list[Tensor | None]:
     """The kernel's arguments; log decays are about -decay, with every fifth one near 0."""
 
     def draw(*shape: int) -> Tensor:
@@ -126,7 +130,9 @@ def test_handwritten_gradients(name: str) -> None:
     """The two kernels with a backward pass of their own, by finite differences."""
     torch.manual_seed(2)
     args = _inputs(name, 7, 0.5, True, torch.float64)
-    assert torch.autograd.gradcheck(KERNELS[name][0], tuple(x[:1].requires_grad_() for x in args if x is not None), fast_mode=True)
+    assert torch.autograd.gradcheck(
+        KERNELS[name][0], tuple(x[:1].requires_grad_() for x in args if x is not None), fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)

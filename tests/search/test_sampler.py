@@ -79,7 +79,9 @@ def test_nsga2_is_rebuilt_at_ten_thousand_trials(space: SearchSpace) -> None:
     chosen = with_sampler(space, "nsga2")
     params = complete_params(space, {})
     past = {
-        n: Told(params | {"lr_adamw": 2e-3 + n * 1e-7}, {"NSGAIISampler:generation": n // 50}, (n % 17 / 17, -float(n % 5)))
+        n: Told(
+            params | {"lr_adamw": 2e-3 + n * 1e-7}, {"NSGAIISampler:generation": n // 50}, (n % 17 / 17, -float(n % 5))
+        )
         for n in range(10_000)
     }
     began = time.perf_counter()

@@ -134,7 +134,11 @@ def test_lost_segments_are_retried_and_errors_are_not(simulate: Launch) -> None:
     assert records[6]["state"] in ("complete", "pruned")
     assert records[6]["failure"] is None
     assert (records[8]["state"], records[8]["failure"]) == ("failed", "diverged")
-    assert (records[9]["state"], records[9]["failure"], records[9]["message"]) == ("failed", "error", "made to be error")
+    assert (records[9]["state"], records[9]["failure"], records[9]["message"]) == (
+        "failed",
+        "error",
+        "made to be error",
+    )
     assert not {8, 9} & {record["trial"] for record in front(records)}
 
 
@@ -215,7 +219,11 @@ def test_a_study_is_never_mixed_with_another_space(simulate: Launch, space: Sear
 
 def test_a_second_launch_on_a_running_study_is_refused(simulate: Launch, tmp_path: Path) -> None:
     simulate(trials=6)
-    with Store.open(f"sqlite:///{tmp_path}/nas.db") as store, store.lock("s"), pytest.raises(StudyBusy, match=r"being run by process \d+"):
+    with (
+        Store.open(f"sqlite:///{tmp_path}/nas.db") as store,
+        store.lock("s"),
+        pytest.raises(StudyBusy, match=r"being run by process \d+"),
+    ):
         simulate(trials=8)
 
 
