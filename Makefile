@@ -40,7 +40,7 @@ lint: $(DEV_STAMP)  ## ruff, mypy --strict and the import contracts
 	$(call title,mypy --strict)
 	@$(BIN)/mypy --strict $(PACKAGES)
 	$(call title,lint-imports)
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(DEV_STAMP)  ## rewrite the code as ruff likes it
 	@$(BIN)/ruff check --fix .

@@ -88,7 +88,7 @@ class Worker:
             end = load_runner(self._runner)(segment, report, lambda: key in self._stopped)
             if not isinstance(end, Finished | Failed):
                 raise TypeError(f"{self._runner} returned {type(end).__name__}, not Finished or Failed")
-        except BaseException as error:  # whatever ends the segment, SystemExit too, must reach the dispatcher
+        except BaseException as error:  # noqa: BLE001  whatever ends the segment, SystemExit too, must reach the dispatcher
             end = failed(segment, error, time.monotonic() - began)
         self._stopped.discard(key)
         self._events.put(end)

@@ -114,7 +114,7 @@ def run(request: Request, plan: Plan) -> Result:
 
 def print_result(result: Result) -> None:
     """The Front, and the commands to look further."""
-    from nas.cli.tables import console, front_table
+    from nas.cli.tables import console, empty_front, print_front
     from nas.search.front import front
     from nas.search.study import Outcome
 
@@ -123,11 +123,13 @@ def print_result(result: Result) -> None:
     done = sum(record["state"] in ("complete", "pruned", "failed") for record in records)
     out.print(f"\nstudy {study} {result.outcome.value}: {done} of {len(records)} trials ended", style="bold")
     if rows:
-        out.print(front_table(rows, records))
+        print_front(rows, records)
         best = max(rows, key=lambda row: row["recall"])["trial"]
         where = storage_option(result.plan.request.storage)
         for command in (f"show {study}/{best}", f"export {study} --top 3 --out out", f"dashboard {study}"):
             out.print(f"nas {command}{where}")
+    elif any(record["state"] == "complete" for record in records):
+        out.print(empty_front(study, records))
     if result.outcome in (Outcome.STOPPED, Outcome.TIMEOUT):
         out.print(f"the same command goes on where it stood: {shlex.join(['nas', *sys.argv[1:]])}")
 
@@ -156,7 +158,7 @@ def describe(plan: Plan) -> dict[str, str]:
     lines = {
         "study": f"{plan.study} (space {space.name}, {len(architectures(space))} designs)",
         "kv_cache": cache_range(space.deployment, plan.cheapest, plan.dearest),
-        "trials": f"{plan.trials} ({first}) on {plan.workers} workers ({plan.device})",
+        "trials": f"{plan.trials} ({first}) on {text.count(plan.workers, 'worker')} ({plan.device})",
         "rungs": "expected: " + ", ".join(f"{count:.0f} trials to step {step}" for count, step in reached),
         "training": f"expected: {found.steps:,.0f} steps, {text.big(found.tokens)} tokens, {found.flops:.2g} FLOPs",
         "time": f"estimated: {found.seconds(speed) / 3600:.2g} hours, if {assumed}; evaluation and start come on top",

@@ -50,10 +50,8 @@ def make_view(plan: Plan) -> View:
 
 
 def heading(plan: Plan) -> str:
-    return (
-        f"study {plan.study}, space {plan.space.name}: {plan.trials} trials on {plan.workers} workers ({plan.device}), "
-        f"seed {plan.request.seed}"
-    )
+    amount = f"{text.count(plan.trials, 'trial')} on {text.count(plan.workers, 'worker')} ({plan.device})"
+    return f"study {plan.study}, space {plan.space.name}: {amount}, seed {plan.request.seed}"
 
 
 class LineView:

@@ -103,13 +103,12 @@ def front(
     if as_json:
         print_json(best_recipes(records) if everything else rows)
         return
-    from nas.cli.tables import console, front_table
+    from nas.cli.tables import empty_front, print_front
 
-    out = console()
     if rows or everything:
-        out.print(front_table(rows, records, everything=everything))
+        print_front(rows, records, everything=everything)
     else:
-        out.print(f"study {info.name}: no trial is complete yet; nas status {info.name} shows how far it has come")
+        typer.echo(empty_front(info.name, records))
 
 
 def trials(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 
 _PLAIN_WIDTH = 200
+WIDE = 100
+"""Columns from which a table of the Front also has the layers and the loss."""
 STATE_STYLES = {
     "waiting": "dim",
     "running": "cyan",
@@ -75,40 +77,43 @@ def design(record: Record) -> str:
     return f"{record['name']} (baseline)" if record["prior"] == "baseline" else str(record["name"])
 
 
-def front_table(front: Sequence[Record], records: Sequence[Record], *, everything: bool = False) -> Table:
-    """The Front from the smallest cache to the largest; below the line the baselines that are not on it.
+def print_front(front: Sequence[Record], records: Sequence[Record], *, everything: bool = False) -> None:
+    """The Front from the smallest cache to the largest; below it, dimmed, the baselines that are not on it.
 
     Args:
         front: rows of `nas.search.front.front`.
         records: all trials of the study.
-        everything: below the line stand all complete designs, not the baselines alone.
+        everything: below stand all complete designs, not the baselines alone.
     """
     from nas.search.front import best_recipes, full_attention, relative_recall
 
+    out = console()
+    table = grid("design", "layers", ">recall", ">vs full", ">kv_cache", ">of full", ">loss", "recipe", ">trial")
+    if out.width < WIDE:
+        table = grid("design", ">recall", ">vs full", ">kv_cache", ">of full", "recipe", ">trial")
     reference = [found] if (found := full_attention(records)) else []
-    chance = next((row["recall_chance"] for row in records), None)
-    recall = f">recall\n(chance {text.number(chance)})"
-    table = grid("design", "layers", recall, ">vs full", ">kv_cache", ">of full", ">loss", "recipe", ">trial")
     listed = {row["architecture_digest"] for row in front}
     rest = [row for row in best_recipes(records) if row["architecture_digest"] not in listed]
     rest = [row for row in rest if everything or row["prior"] == "baseline"]
     rest.sort(key=lambda row: (row["kv_cache_bytes"], row["trial"]))
-    for rows, style in ((front, None), (rest, "dim")):
-        for row in rows:
-            table.add_row(
-                design(row),
-                row["diagram"],
-                _recall(row),
-                text.percent(relative_recall(row, reference)),
-                text.size(row["kv_cache_bytes"]),
-                text.percent(row["kv_cache_ratio"]),
-                text.number(row["loss"]),
-                recipe(row),
-                str(row["trial"]),
-                style=style,
-            )
-        table.add_section()
-    return table
+    for row in (*front, *rest):
+        layers, loss = ([row["diagram"]], [text.number(row["loss"])]) if out.width >= WIDE else ([], [])
+        table.add_row(
+            design(row),
+            *layers,
+            _recall(row),
+            text.percent(relative_recall(row, reference)),
+            text.size(row["kv_cache_bytes"]),
+            text.percent(row["kv_cache_ratio"]),
+            *loss,
+            recipe(row),
+            str(row["trial"]),
+            style=None if row["architecture_digest"] in listed else "dim",
+        )
+    out.print(table)
+    chance = text.number(next((row["recall_chance"] for row in records), None))
+    below = f"; the last {text.count(len(rest), 'row')} not on the Front" if rest else ""
+    out.print(f"recall at chance: {chance}; vs full, of full: relative to full attention{below}", style="dim")
 
 
 def _recall(row: Record) -> str:
@@ -144,3 +149,14 @@ def trials_table(records: Iterable[Record]) -> Table:
             style=STATE_STYLES.get(row["state"]),
         )
     return table
+
+
+def empty_front(study: str, records: Iterable[Record]) -> str:
+    """Why there is nothing on the Front."""
+    complete = sum(record["state"] == "complete" for record in records)
+    if not complete:
+        return f"study {study}: no trial is complete yet; nas status {study} shows how far it has come"
+    return (
+        f"study {study}: {text.count(complete, 'complete trial')}, all at chance, as full attention is: this proxy, or "
+        f"its budget, is too small to tell designs apart (nas front {study} --all)"
+    )

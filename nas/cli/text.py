@@ -17,6 +17,10 @@ def number(value: float | None, spec: str = ".3f") -> str:
     return ABSENT if value is None else format(value, spec)
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def percent(value: float | None) -> str:
     """A share with three digits: 0.34% 3.4% 34.1% 100%."""
     if value is None:

@@ -46,13 +46,15 @@ def export(
 
 def best_trials(storage: str, study: str | None, top: int) -> list[int]:
     """Numbers of the `top` designs of the Front, the highest recall first."""
+    from nas.cli.tables import empty_front
     from nas.search.front import front
     from nas.search.records import load
 
     with reading(storage, study) as (store, info):
-        rows = front(load(store, info), info.space["objectives"])
+        records = load(store, info)
+    rows = front(records, info.space["objectives"])
     if not rows:
-        raise Refused(f"study {info.name!r} has no complete trial to export; nas export {info.name}/N exports trial N")
+        raise Refused(f"{empty_front(info.name, records)}; nas export {info.name}/N exports trial N")
     rows.sort(key=lambda row: (-row["recall"], row["kv_cache_bytes"]))
     return [row["trial"] for row in rows[:top]]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .cpu_layout import by_sequence, from_chunks, to_chunks, widen
 
-_CHUNK = 64
+_CHUNK = 32
 
 
 def gla(

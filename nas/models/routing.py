@@ -37,7 +37,7 @@ class RoutingLinear(nn.Linear):
 
 
 class ValueRoute(nn.Module):
-    """P_l: value_size -> hidden_size, zero at initialisation; `rank` factors it into a random `down` and a zero `up`."""
+    """P_l: value_size -> hidden_size, zero at the start; `rank` factors it into a random `down` and a zero `up`."""
 
     def __init__(self, value_size: int, hidden_size: int, layer_idx: int, rank: int | None = None) -> None:
         super().__init__()

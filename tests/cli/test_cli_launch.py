@@ -21,7 +21,7 @@ from tests.cli.conftest import Ended, Nas
 
 def test_ends_with_the_front_the_baselines_and_the_next_commands(demo: Ended, nas: Nas) -> None:
     assert "study demo finished: 8 of 8 trials ended" in demo.out
-    assert "(chance 0.062)" in demo.out
+    assert "recall at chance: 0.062" in demo.out
     for baseline in ("Full attention (baseline)", "GLA pure (baseline)", "Gated DeltaNet pure (baseline)"):
         assert baseline in demo.out
     best = json.loads(nas("front", "demo", "--json").out)
@@ -98,6 +98,20 @@ def test_a_diverged_trial_is_failed_and_never_on_the_front(nas: Nas, monkeypatch
     assert not [row for row in json.loads(nas("front", "--json").out) if row["backbones"] == ["gla"]]
     shown = nas("show", str(diverged[0]["trial"]))
     assert "diverged: " in shown.out
+
+
+def test_a_study_at_chance_says_so_instead_of_a_front(nas: Nas, monkeypatch: pytest.MonkeyPatch) -> None:
+    def guess(candidate: Any, seed: int, step: int) -> dict[str, float]:
+        return {"recall": 0.06, "recall_nll": 2.77, "loss": 2.0}
+
+    monkeypatch.setattr("nas.service._ray_pool", lambda plan: SimulatedPool(1, guess))
+    assert "all at chance, as full attention is" in nas("launch", "--space", "tiny.yaml").out
+    assert "all at chance, as full attention is" in nas("front").out
+    assert nas("front", "--json").out == "[]\n"
+    refused = nas("export")
+    assert refused.code == 2
+    assert "all at chance" in refused.error
+    assert nas("front", "--all").out.count("at chance") > 2
 
 
 def test_a_dry_run_writes_nothing_and_states_what_it_assumes(nas: Nas, folder: Path) -> None:

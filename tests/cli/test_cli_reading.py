@@ -284,6 +284,6 @@ def test_numbers_are_written_for_people() -> None:
     assert [text.big(x) for x in (999, 1_310_000_000)] == ["999", "1.31 B"]
     assert [text.duration(x) for x in (5, 200, 7500, 100_000)] == ["5s", "3m 20s", "2h 05m", "1d 3h"]
     assert text.parse_contexts("4k, 32768") == [4096, 32768]
-    assert text.sparkline([0, 7, 14, 3.5]) == "▁▄█▃"
+    assert text.sparkline([0, 1, 6, 7]) == "▁▂▇█"
     assert text.sparkline([1.0, 1.0]) == "▁▁"
     assert len(text.sparkline(list(range(1000)))) == 32

@@ -49,7 +49,7 @@ def test_a_bad_space(nas: Nas, folder: Path, changed: dict[str, object], parts: 
         (["--space", "none.yaml"], ["'none.yaml' cannot be read"]),
         (["--trials", "0"], ["trials=0", "above 0"]),
         (["--workers", "-1"], ["workers=-1"]),
-        (["--workers", "many"], ["--workers", "'many'"]),
+        (["--workers", "many"], ["--workers", "valid integer"]),
         (["--timeout", "soon"], ["--timeout='soon'", "10m"]),
         (["--study", "a/b"], ["study='a/b'"]),
         (["--enqueue", "none.yaml"], ["enqueue='none.yaml' cannot be read"]),

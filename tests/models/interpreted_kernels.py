@@ -30,7 +30,7 @@ def kernel_range(*bounds: Any) -> Iterator[Any]:
 
 
 class RangeRewriter(ast.NodeTransformer):
-    def visit_For(self, node: ast.For) -> ast.For:  # noqa: N802 (ast's own name)
+    def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range":
             node.iter.func.id = "kernel_range"
@@ -153,8 +153,8 @@ def cases() -> Iterator[tuple[str, float]]:
         ),
     )
     by_position = {"x": x, "y": r(2, 9, K)}
-    yield "swiglu", largest_error(lambda x, y: swiglu(x, y), cpu_modules.swiglu, by_position)
-    yield "swish", largest_error(lambda x: swish(x), cpu_modules.swish, {"x": x})
+    yield "swiglu", largest_error(lambda x, y: swiglu(x, y), cpu_modules.swiglu, by_position)  # noqa: PLW0108 (no keywords)
+    yield "swish", largest_error(lambda x: swish(x), cpu_modules.swish, {"x": x})  # noqa: PLW0108
     conv = {"x": x, "weight": r(K, 4), "bias": b, "initial_state": r(2, K, 4)}
     yield (
         "causal_conv1d",

@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
 assert "nas" not in sys.modules
 inputs = torch.load(sys.argv[1] + "/ids.pt")
-torch.save({"logits": model(inputs).logits.detach(), "text": model.generate(inputs, max_new_tokens=4, do_sample=False),
-    "exempt": [n for n, p in model.named_parameters() if getattr(p, "_no_weight_decay", False)]}, sys.argv[1] + "/out.pt")
+text = model.generate(inputs, max_new_tokens=4, do_sample=False)
+exempt = [name for name, p in model.named_parameters() if getattr(p, "_no_weight_decay", False)]
+torch.save({"logits": model(inputs).logits.detach(), "text": text, "exempt": exempt}, sys.argv[1] + "/out.pt")
 """
 
 

@@ -37,7 +37,7 @@ def test_trains(kinds: tuple[str, ...], make_model: Make) -> None:
         assert torch.isfinite(parameter.grad).all(), name
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter -= 0.02 * parameter.grad / (parameter.grad.norm() + 1e-6)
+            parameter.sub_(0.02 * parameter.grad / (parameter.grad.norm() + 1e-6))
     assert model(ids, labels=ids).loss < loss
 
 

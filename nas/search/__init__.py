@@ -1,0 +1,1 @@
+"""The search: what to try next, who goes on, and what is on the front."""
