@@ -15,9 +15,9 @@ import streamlit as st
 from dashboard.style import Record
 from nas.search.front import front, full_attention, hypervolume_over_trials
 from nas.search.records import record
+from nas.settings import DEFAULT_STORAGE
 from nas.store import MeasurementRow, Store, StudyInfo, TrialRow
 
-DEFAULT_STORAGE = "sqlite:///nas.db"
 ACTIVE = frozenset({"waiting", "running", "paused"})
 """States of trials that still go on while their study is running."""
 
@@ -97,7 +97,7 @@ def _snapshot(url: str, name: str, version: str) -> Snapshot:
     return Snapshot(
         study=info,
         records=records,
-        front=front(records),
+        front=front(records, info.space["objectives"]),
         hypervolume=hypervolume_over_trials(records),
         baseline=full_attention(records),
         elapsed=_elapsed(info, rows),

@@ -29,7 +29,7 @@ def launch(
     workers: int | None = None,
     gpus: float | None = None,
     timeout: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     ray_address: str | None = None,
     enqueue: str | None = None,
     checkpoints: str | None = None,

@@ -17,11 +17,10 @@ from nas.architecture import Candidate
 from nas.messages import Pool
 from nas.search.sampler import complete_params
 from nas.search.study import Dispatcher, Limits, Outcome
+from nas.settings import DEFAULT_STORAGE
 from nas.store import Store, StudyInfo, StudyNotFound
 from search_spaces import SearchSpace, SpaceError, load_space
-from search_spaces.designs import Fixed, Value, architectures, baselines, candidate, count
-
-DEFAULT_STORAGE = "sqlite:///nas.db"
+from search_spaces.designs import Fixed, Value, architectures, baselines, budget_problem, candidate, count
 
 
 class LaunchError(ValueError):
@@ -43,7 +42,7 @@ class Request:
     workers: int | None = None
     gpus: float | None = None
     timeout: float | None = None
-    seed: int = 0
+    seed: int | None = None
     ray_address: str | None = None
     enqueue: str | None = None
     checkpoints: str | None = None
@@ -106,7 +105,8 @@ def make_plan(request: Request) -> Plan:
     study = request.study or ("demo" if request.space is None else space.name)
     if not study.strip() or "/" in study:
         raise LaunchError(f"study={study!r} is not a name; allowed: any text without a slash")
-    _check_budget(space)
+    if problem := budget_problem(space):
+        raise LaunchError(problem)
     finite = count(space)
     wanted = len(baselines(space)) + int(finite) if space.grid and not math.isinf(finite) else 24
     return Plan(
@@ -117,7 +117,7 @@ def make_plan(request: Request) -> Plan:
         device="cuda" if on_gpu else "cpu",
         enqueued=read_designs(request.enqueue, space) if request.enqueue else [],
         request=request,
-        checkpoints=request.checkpoints or _beside(request.storage),
+        checkpoints=_writable(request.checkpoints or _beside(request.storage)),
     )
 
 
@@ -132,17 +132,15 @@ def _beside(storage: str) -> str:
     return str(Path(path).resolve().parent / "nas-checkpoints")
 
 
-def _check_budget(space: SearchSpace) -> None:
-    if space.budget.kv_cache is None:
-        return
-    limit = space.budget.kv_cache.limit(space.deployment)
-    smallest = min(space.deployment.cost(found).kv_cache_bytes for found in architectures(space))
-    if smallest > limit:
-        share = smallest / space.deployment.full_attention_bytes()
-        raise LaunchError(
-            f"budget.kv_cache={limit} bytes: no design of {space.name} fits; the smallest keeps {smallest} bytes "
-            f"({share:.2%} of full attention)"
-        )
+def _writable(checkpoints: str) -> str:
+    """Refuses a local folder that could not be written to, without making it."""
+    if "://" in checkpoints:
+        return checkpoints
+    path = Path(checkpoints).resolve()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise LaunchError(f"checkpoints={checkpoints!r} cannot be written: {existing} is not a writable folder")
+    return str(path)
 
 
 def read_designs(path: str, space: SearchSpace) -> list[tuple[Candidate, dict[str, Value]]]:
@@ -177,20 +175,24 @@ def difference(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path}: {old} -> {new}"]
 
 
-def open_study(store: Store, plan: Plan) -> StudyInfo:
-    """The study of the plan, created if there is none.
+def find_study(store: Store, plan: Plan) -> StudyInfo | None:
+    """The plan's study if there is one.
 
     Raises:
-        LaunchError: it exists with another space or seed.
+        LaunchError: it has another space or seed.
     """
     try:
         info = store.study(plan.study)
     except StudyNotFound:
-        return store.create_study(plan.study, plan.space.canonical(), plan.space.digest, plan.request.seed)
+        return None
     if info.space_digest != plan.space.digest:
         changes = difference(info.space, plan.space.canonical())
         raise LaunchError(
             f"study {plan.study!r} exists with another space ({'; '.join(changes)}); choose another --study"
+        )
+    if plan.request.seed not in (None, info.seed):
+        raise LaunchError(
+            f"seed={plan.request.seed}: study {plan.study!r} has seed {info.seed}; choose another --study"
         )
     return info
 
@@ -215,32 +217,38 @@ def launch(
     """
     plan = make_plan(request)
     prepare_data(plan.space)
+    make_pool = pool or _ray_pool
+    workers: Pool = _NoPool()
     with Store.open(request.storage) as store, store.lock(plan.study):
-        info = open_study(store, plan)
-        dispatcher = Dispatcher(
-            store=store,
-            info=info,
-            space=plan.space,
-            pool=_NoPool(),
-            checkpoints=plan.checkpoints,
-            limits=Limits(plan.trials, request.timeout),
-            device=plan.device,
-            notify=notify,
-            log=log,
-        )
-        dispatcher.enqueue_baselines()
-        for found, params in plan.enqueued:
-            if dispatcher.enqueue(found, "enqueued", params) is None:
-                log("an enqueued design is in the study already")
-        if not dispatcher.unfinished():
-            return Result(plan, info, Outcome.FINISHED, dispatcher.records())
-        dispatcher.pool = (pool or _ray_pool)(plan)
+        info = find_study(store, plan)
         try:
+            if info is None:
+                workers = make_pool(plan)  # what Ray refuses is refused before the study exists
+                info = store.create_study(plan.study, plan.space.canonical(), plan.space.digest, request.seed or 0)
+            dispatcher = Dispatcher(
+                store=store,
+                info=info,
+                space=plan.space,
+                pool=workers,
+                checkpoints=plan.checkpoints,
+                limits=Limits(plan.trials, request.timeout),
+                device=plan.device,
+                notify=notify,
+                log=log,
+            )
+            dispatcher.enqueue_baselines()
+            for found, params in plan.enqueued:
+                if dispatcher.enqueue(found, "enqueued", params) is None:
+                    log("an enqueued design is in the study already")
+            if not dispatcher.unfinished():
+                return Result(plan, info, Outcome.FINISHED, dispatcher.records())
+            if isinstance(workers, _NoPool):
+                workers = dispatcher.pool = make_pool(plan)
             with _graceful_signals(dispatcher, log):
                 outcome = dispatcher.run()
+            return Result(plan, info, outcome, dispatcher.records())
         finally:
-            dispatcher.pool.close()
-        return Result(plan, info, outcome, dispatcher.records())
+            workers.close()
 
 
 def prepare_data(space: SearchSpace) -> None:
@@ -263,11 +271,14 @@ def _ray_pool(plan: Plan) -> Pool:
     from workers.pool import RayPool
 
     per_worker = 1.0 if plan.device == "cuda" else 0.0
-    return RayPool(plan.workers, gpus_per_worker=per_worker, address=plan.request.ray_address)
+    try:
+        return RayPool(plan.workers, gpus_per_worker=per_worker, address=plan.request.ray_address)
+    except (ValueError, ConnectionError) as error:
+        raise LaunchError(str(error)) from error
 
 
 class _NoPool:
-    """Stands in until there is something to train, so that a finished study starts no workers."""
+    """Stands in until there is something to train: a finished study starts no workers."""
 
     slots = 0
 

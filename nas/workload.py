@@ -17,7 +17,8 @@ class MQAR(Frozen):
 
     A sequence shows `pairs` keys each followed by its value, then asks for every key again in random order; the
     answer to a key is the value shown with it. Training draws the number of pairs from `pairs` in equal parts;
-    evaluation takes each of `evaluation_pairs`, of which those not in `pairs` are held out. Labels stand only at the
+    evaluation takes each of `evaluation_pairs`, of which those not in `pairs` are held out. Training repeats the
+    queries, in new orders, to the end of the sequence; evaluation asks each once. Labels stand only at the
     answers. Chance is 1 / values.
     """
 

@@ -205,3 +205,18 @@ def count(space: SearchSpace) -> int | float:
     """How many Candidates the space holds; infinite where a learning rate is a range."""
     recipes = sum(math.inf if isinstance(o.lr, LogRange) else len(o.lr) for o in space.optimizers.values())
     return len(architectures(space)) * recipes
+
+
+def budget_problem(space: SearchSpace) -> str | None:
+    """One line if no design of the space fits its memory budget, naming the smallest; else None."""
+    if space.budget.kv_cache is None:
+        return None
+    limit = space.budget.kv_cache.limit(space.deployment)
+    smallest = min(space.deployment.cost(found).kv_cache_bytes for found in architectures(space))
+    if smallest <= limit:
+        return None
+    share = smallest / space.deployment.full_attention_bytes()
+    return (
+        f"budget.kv_cache={limit} bytes: no design of {space.name} fits; the smallest keeps {smallest} bytes "
+        f"({share:.2%} of full attention)"
+    )

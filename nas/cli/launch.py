@@ -45,7 +45,7 @@ def launch(
     timeout: Annotated[
         str | None, _option("--timeout", "Stop after this time: 90, 10m, 2h.", "TIME", show_default="none")
     ] = None,
-    seed: Annotated[int, _option("--seed", "Seed of the study.")] = 0,
+    seed: Annotated[int | None, _option("--seed", "Seed of a new study; 0 by default.")] = None,
     ray_address: Annotated[
         str | None, _option("--ray-address", "Join a running Ray cluster.", "ADDRESS", show_default="a local Ray")
     ] = None,

@@ -51,7 +51,7 @@ def make_view(plan: Plan) -> View:
 
 def heading(plan: Plan) -> str:
     amount = f"{text.count(plan.trials, 'trial')} on {text.count(plan.workers, 'worker')} ({plan.device})"
-    return f"study {plan.study}, space {plan.space.name}: {amount}, seed {plan.request.seed}"
+    return f"study {plan.study}, space {plan.space.name}: {amount}"
 
 
 class LineView:

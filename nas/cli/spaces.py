@@ -56,7 +56,7 @@ def check_space(space: SpaceArgument) -> None:
     from nas.cli import text
     from nas.cli.tables import cache_range, print_pairs
     from search_spaces import load_space
-    from search_spaces.designs import architectures
+    from search_spaces.designs import architectures, budget_problem
 
     found = load_space(space)
     deployment, full = found.deployment, found.deployment.full_attention_bytes()
@@ -69,11 +69,8 @@ def check_space(space: SpaceArgument) -> None:
     if found.budget.kv_cache is not None:
         limit = found.budget.kv_cache.limit(deployment)
         within = sum(cost <= limit for cost in costs)
-        if not within:
-            raise Refused(
-                f"budget.kv_cache={limit} bytes: no design of {found.name} fits; the smallest keeps {min(costs)} bytes "
-                f"({min(costs) / full:.2%} of full attention)"
-            )
+        if problem := budget_problem(found):
+            raise Refused(problem)
         lines["budget"] = f"{text.size(limit)} ({text.percent(limit / full)} of full attention): {within} designs fit"
     print_pairs(lines)
 

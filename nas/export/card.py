@@ -60,8 +60,8 @@ At the Deployment that is {facts["kv_cache_ratio"]:.2%} of full attention's.
 
 ## Recipe
 
-{recipe.optimizer}, learning rate {recipe.lr:.3g}, weight decay {recipe.weight_decay:g}, {recipe.warmup_steps} steps of \
-warm-up of {recipe.total_steps}, {recipe.batch_size} sequences of {recipe.sequence_length} tokens a step. \
+{recipe.optimizer}, learning rate {recipe.lr:.3g}, weight decay {recipe.weight_decay:g}, {recipe.warmup_steps} steps \
+of warm-up of {recipe.total_steps}, {recipe.batch_size} sequences of {recipe.sequence_length} tokens a step. \
 The exact Candidate and search space stand in `nas.json`.
 
 ## Use

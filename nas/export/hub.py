@@ -99,10 +99,13 @@ def load_model(row: TrialRow) -> HybridForCausalLM:
 
 
 def _write(info: StudyInfo, row: TrialRow, model: HybridForCausalLM, folder: Path) -> None:
+    from transformers.utils import logging
+
     from nas.models.configuration import HybridConfig
     from nas.models.modeling import HybridForCausalLM
     from nas.training.data.tokenizer import ByteTokenizer
 
+    logging.disable_progress_bar()
     # transformers' own way of shipping code: save_pretrained copies the modelling files and fills `auto_map`.
     HybridConfig.register_for_auto_class()
     HybridForCausalLM.register_for_auto_class("AutoModelForCausalLM")

@@ -75,8 +75,9 @@ def promotable(
     """Trials that may go on to the next rung and have not yet, best first.
 
     Of the n trials that finished the rung these are the best floor(n / reduction), and every protected one. If none
-    of the n beats chance, the rung is too early to tell: it waits for more trials and, once final, all go on. A promotion is never revoked, even where later
-    trials push it out of the best; a trial left behind may still be returned when n has grown.
+    of the n beats chance, the rung is too early to tell: it waits for more trials and, once final, all go on.
+    A promotion is never revoked, even where later trials push it out of the best; a trial left behind may still be
+    returned when n has grown.
 
     Args:
         standings: all trials that finished the rung, those promoted earlier included.

@@ -73,15 +73,15 @@ class Mix:
         count, sizes = self.counts[task.task], task.pairs
         turns = [(step * count + row) % len(sizes) for row in range(count)]
         made = [
-            GENERATORS[task.task](task, size, turns.count(turn), self.length, generator)
+            GENERATORS[task.task](task, size, turns.count(turn), self.length, generator, repeat=True)
             for turn, size in enumerate(sizes)
         ]
         return torch.cat([ids for ids, _ in made]), torch.cat([labels for _, labels in made])
 
     def recall_evaluation(self, task: MQAR, size: int, sequences: int) -> tuple[Tensor, Tensor]:
-        """Held-out sequences of one size, [sequences, T]: the same for every trial of every study."""
+        """Held-out sequences of one size, [sequences, T], each query once: the same for every trial of every study."""
         generator = _generator(self.device, _EVALUATION, size)
-        return GENERATORS[task.task](task, size, sequences, self.length, generator)
+        return GENERATORS[task.task](task, size, sequences, self.length, generator, repeat=False)
 
     def text_evaluation(self, sequences: int) -> tuple[Tensor, Tensor] | None:
         """Held-out text windows [sequences, T]; None where the workload has no text."""

@@ -33,7 +33,7 @@ def _recall(task: MQAR, tokenizer: ByteTokenizer, seed: int) -> str:
     size = task.pairs[len(task.pairs) // 2]
     generator = torch.Generator().manual_seed(derive_seed(seed))
     length = max(task.min_length, 4 * size)
-    input_ids, labels = (x[0].tolist() for x in GENERATORS[task.task](task, size, 1, length, generator))
+    input_ids, labels = (x[0].tolist() for x in GENERATORS[task.task](task, size, 1, length, generator, repeat=False))
     tokens = [tokenizer.decode([token]) for token in input_ids]
     asked = [position for position, label in enumerate(labels) if label != IGNORED]
     shown = ", ".join(f"{tokens[i]} -> {tokens[i + 1]}" for i in range(0, 2 * size, 2))
@@ -48,7 +48,7 @@ def _recall(task: MQAR, tokenizer: ByteTokenizer, seed: int) -> str:
             f"chance: 1 of {task.answers} values = {1 / task.answers:.4f}",
             f"shown: {shown}",
             f"asked: {questions}",
-            f"the sequence, {length} tokens, answers in brackets, gaps filled with newlines (\\n):",
+            f"the sequence, {length} tokens, answers in brackets; in training queries replace the newlines:",
             marked.replace("\n", "\\n"),
         )
     )

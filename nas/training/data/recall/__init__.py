@@ -16,10 +16,11 @@ class Generator(Protocol):
     """Makes sequences of one task at one size, without a loop over them."""
 
     def __call__(
-        self, spec: MQAR, size: int, sequences: int, length: int, generator: torch.Generator
+        self, spec: MQAR, size: int, sequences: int, length: int, generator: torch.Generator, repeat: bool
     ) -> tuple[Tensor, Tensor]:
         """input_ids and labels, both int64 [sequences, length], on the generator's device.
 
+        With `repeat` (training) the queries repeat to the end of the sequence; without it each is asked once.
         labels[b, t] is the target of the prediction made at position t, -100 where there is none.
         """
         ...
