@@ -20,7 +20,10 @@ from nas.search.study import Dispatcher, Limits, Outcome
 from nas.settings import DEFAULT_STORAGE
 from nas.store import Store, StudyInfo, StudyNotFound
 from search_spaces import SearchSpace, SpaceError, load_space
-from search_spaces.designs import Fixed, Value, architectures, baselines, budget_problem, candidate, count
+from search_spaces.designs import Fixed, Value, architectures, baselines, budget_problem, candidate, count, layer
+
+
+MIN_GPU_HEAD = 16
 
 
 class LaunchError(ValueError):
@@ -107,6 +110,8 @@ def make_plan(request: Request) -> Plan:
         raise LaunchError(f"study={study!r} is not a name; allowed: any text without a slash")
     if problem := budget_problem(space):
         raise LaunchError(problem)
+    if on_gpu and (small := _small_heads(space)):
+        raise LaunchError(f"proxy head_dim={small[1]} of {small[0]}: fla's GPU kernels need at least {MIN_GPU_HEAD}")
     finite = count(space)
     wanted = len(baselines(space)) + int(finite) if space.grid and not math.isinf(finite) else 24
     return Plan(
@@ -119,6 +124,12 @@ def make_plan(request: Request) -> Plan:
         request=request,
         checkpoints=_writable(request.checkpoints or _beside(request.storage)),
     )
+
+
+def _small_heads(space: SearchSpace) -> tuple[str, int] | None:
+    """A linear mixer whose heads are too small for a GPU, and their size (fla issue 22)."""
+    sizes = ((name, layer(space, name).head_dim) for name in space.backbones)
+    return next(((name, size) for name, size in sizes if size < MIN_GPU_HEAD), None)
 
 
 def _positive(name: str, value: float | None) -> None:
