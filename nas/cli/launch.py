@@ -161,7 +161,7 @@ def describe(plan: Plan) -> dict[str, str]:
         "trials": f"{plan.trials} ({first}) on {text.count(plan.workers, 'worker')} ({plan.device})",
         "rungs": "expected: " + ", ".join(f"{count:.0f} trials to step {step}" for count, step in reached),
         "training": f"expected: {found.steps:,.0f} steps, {text.big(found.tokens)} tokens, {found.flops:.2g} FLOPs",
-        "time": f"estimated: {found.seconds(speed) / 3600:.2g} hours, if {assumed}; evaluation and start come on top",
+        "time": f"estimated: {text.duration(found.seconds(speed))}, if {assumed}; evaluation and start come on top",
         "disk": f"at most {text.size(found.disk_bytes)} in {plan.checkpoints} ({kept})",
     }
     if plan.request.timeout:

@@ -29,7 +29,7 @@ tags: [hybrid-nas, linear-attention, {", ".join(facts["backbones"]) or "softmax"
 # {facts["name"]}
 
 A proxy of {candidate.architecture.hidden_size} hidden units and {len(candidate.architecture.layers)} layers, trained \
-for {facts["step"]} steps by [hybrid-nas](https://pypi.org/project/hybrid-nas/) {__version__} as trial {trial}. It \
+for {facts["step"]} steps by hybrid-nas {__version__} as trial {trial}. It \
 shows what its design can recall; it is no language model to use.
 
 ```
@@ -70,7 +70,7 @@ The exact Candidate and search space stand in `nas.json`.
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
 ```
 
 Written by `nas export {trial} --out OUT` with {", ".join(_versions())}.
