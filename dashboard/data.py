@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.style import Record
-from nas.search.front import front, full_attention, hypervolume_over_trials
+from nas.search.front import front, hypervolume_over_trials, reference
 from nas.search.records import record
 from nas.settings import DEFAULT_STORAGE
 from nas.store import MeasurementRow, Store, StudyInfo, TrialRow
@@ -99,7 +99,7 @@ def _snapshot(url: str, name: str, version: str) -> Snapshot:
         records=records,
         front=front(records, info.space["objectives"]),
         hypervolume=hypervolume_over_trials(records),
-        baseline=full_attention(records),
+        baseline=reference(records),
         elapsed=_elapsed(info, rows),
     )
 

@@ -28,9 +28,16 @@ class TrialState(StrEnum):
 
 
 class Failure(StrEnum):
-    """Why a segment ended early. LOST is retried; the others end the trial."""
+    """Why a segment ended early.
+
+    Through no fault of the design: LOST (the worker died) and CHECKPOINT (damaged or gone) are retried, STORAGE (a
+    checkpoint cannot be written, for instance on a full disk) stops the study with the trial waiting. The others end
+    the trial.
+    """
 
     LOST = "lost"
+    CHECKPOINT = "checkpoint"
+    STORAGE = "storage"
     OOM = "oom"
     DIVERGED = "diverged"
     ERROR = "error"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -20,8 +19,18 @@ from nas.search.study import Dispatcher, Limits, Outcome
 from nas.settings import DEFAULT_STORAGE
 from nas.store import Store, StudyInfo, StudyNotFound
 from search_spaces import SearchSpace, SpaceError, load_space
-from search_spaces.designs import Fixed, Value, architectures, baselines, budget_problem, candidate, count, layer
-
+from search_spaces.designs import (
+    Fixed,
+    Value,
+    architectures,
+    baselines,
+    budget_problem,
+    candidate,
+    count,
+    deployment_problem,
+    grid,
+    layer,
+)
 
 MIN_GPU_HEAD = 16
 
@@ -34,8 +43,9 @@ class LaunchError(ValueError):
 class Request:
     """What `nas launch` is asked for; None takes the space's or the machine's default.
 
-    `storage` is an SQLAlchemy URL; `workers` counts slots (default: GPUs, or CPU cores without one); `gpus` limits the
-    GPUs used; `ray_address` joins a running cluster; `timeout` is in seconds; `checkpoints` a folder or fsspec URL.
+    `storage` is an SQLAlchemy URL; `workers` counts slots (default: GPUs, or CPU cores without one); `gpus` says how
+    many GPUs to use (default: all of this machine's; 0 for none); `ray_address` joins a running cluster; `timeout` is
+    in seconds; `checkpoints` is a folder or fsspec URL.
     """
 
     space: str | SearchSpace | None = None
@@ -97,8 +107,8 @@ def make_plan(request: Request) -> Plan:
     Raises:
         SpaceError, LaunchError: the first thing that is wrong, in one line.
     """
-    gpus = visible_gpus()
-    on_gpu = gpus > 0 or bool(request.gpus)
+    gpus = _gpus(request)
+    on_gpu = gpus > 0
     space = request.space or ("hybrid-gpu" if on_gpu else "cpu-demo")
     if isinstance(space, str):
         space = load_space(space)
@@ -108,22 +118,40 @@ def make_plan(request: Request) -> Plan:
     study = request.study or ("demo" if request.space is None else space.name)
     if not study.strip() or "/" in study:
         raise LaunchError(f"study={study!r} is not a name; allowed: any text without a slash")
-    if problem := budget_problem(space):
+    if problem := deployment_problem(space) or budget_problem(space):
         raise LaunchError(problem)
     if on_gpu and (small := _small_heads(space)):
         raise LaunchError(f"proxy head_dim={small[1]} of {small[0]}: fla's GPU kernels need at least {MIN_GPU_HEAD}")
-    finite = count(space)
-    wanted = len(baselines(space)) + int(finite) if space.grid and not math.isinf(finite) else 24
+    digests = {found.digest for found in baselines(space)}
+    wanted = len(digests | {found.digest for _, found in grid(space)}) if space.grid else 24
     return Plan(
         space=space,
         study=study,
         trials=request.trials or space.trials or wanted,
-        workers=request.workers or (int(request.gpus or gpus) if on_gpu else os.cpu_count() or 1),
+        workers=request.workers or gpus or os.cpu_count() or 1,
         device="cuda" if on_gpu else "cpu",
         enqueued=read_designs(request.enqueue, space) if request.enqueue else [],
         request=request,
         checkpoints=_writable(request.checkpoints or _beside(request.storage)),
     )
+
+
+def _gpus(request: Request) -> int:
+    """GPUs to use: as asked for, else those of this machine. A cluster's cannot be seen from here.
+
+    Raises:
+        LaunchError: not a whole number, or a cluster without the number or a place that all its nodes reach.
+    """
+    if request.gpus is not None and (request.gpus < 0 or request.gpus % 1):
+        raise LaunchError(f"gpus={request.gpus:g} must be a whole number from 0")
+    if request.ray_address is not None:
+        if request.gpus is None:
+            raise LaunchError("gpus is missing: with ray_address say how many GPUs to use, or gpus=0 and workers=N")
+        if request.gpus == 0 and request.workers is None:
+            raise LaunchError("workers is missing: with ray_address and gpus=0 say how many CPU workers to use")
+        if request.checkpoints is None:
+            raise LaunchError("checkpoints is missing: with ray_address give a folder or URL that all nodes reach")
+    return visible_gpus() if request.gpus is None else int(request.gpus)
 
 
 def _small_heads(space: SearchSpace) -> tuple[str, int] | None:

@@ -77,6 +77,9 @@ class Workload(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        names = [task.task for task in self.recall]
+        if len(set(names)) < len(names):
+            raise ValueError(f"recall: {names} names a task twice; give one entry with all its sizes")
         if not any(task.weight for task in self.recall):
             raise ValueError("recall: every weight is 0; at least one task must have a weight above 0")
         return self

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from nas.architecture import Architecture, Candidate, LayerSpec, Recipe, Routing, place
 from nas.registry import get_mixer
 from search_spaces.schema import LogRange, MixerSizes, Ratio, SearchSpace, ratio_label
@@ -15,7 +17,7 @@ Value = str | int | float
 
 
 class Chooser(Protocol):
-    """Picks values for named parameters; Optuna's `Trial` fits with a thin wrapper."""
+    """Picks values for named parameters."""
 
     def categorical(self, name: str, choices: Sequence[Value]) -> Value: ...
 
@@ -141,24 +143,25 @@ def recipe(space: SearchSpace, optimizer: str, lr: float) -> Recipe:
 
 
 def baselines(space: SearchSpace) -> list[Candidate]:
-    """Full attention, then each pure backbone, at the middle learning rate of each optimiser's first (design.md 12).
+    """Full attention, then each pure backbone, at the middle learning rate of the first optimiser (design.md 12).
 
-    In a grid every rung of the first optimiser's ladder is a baseline of full attention, so that it has as many
-    recipes as any other design.
+    In a grid they have every recipe of every optimiser, as all cells do; pure backbones among its cells are no
+    baselines twice.
     """
     optimizer, settings = next(iter(space.optimizers.items()))
-    rates = settings.lr if space.grid and not isinstance(settings.lr, LogRange) else (settings.middle,)
-    everywhere = tuple(range(space.proxy.layers))
-    found = [
-        Candidate(architecture=architecture(space, space.backbones[0], everywhere), recipe=recipe(space, optimizer, lr))
-        for lr in rates
-    ]
-    if not space.grid:
-        found += [
-            Candidate(architecture=architecture(space, backbone, ()), recipe=recipe(space, optimizer, settings.middle))
-            for backbone in space.backbones
+    recipes = [recipe(space, optimizer, settings.middle)]
+    pure = list(space.backbones)
+    if space.grid:
+        recipes = [
+            recipe(space, name, lr)
+            for name, other in space.optimizers.items()
+            if not isinstance(other.lr, LogRange)
+            for lr in other.lr
         ]
-    return found
+        pure = [] if "pure" in space.ratios else pure
+    designs = [architecture(space, space.backbones[0], tuple(range(space.proxy.layers)))]
+    designs += [architecture(space, backbone, ()) for backbone in pure]
+    return [Candidate(architecture=design, recipe=one) for design in designs for one in recipes]
 
 
 def grid(space: SearchSpace) -> Iterator[tuple[dict[str, Value], Candidate]]:
@@ -220,3 +223,18 @@ def budget_problem(space: SearchSpace) -> str | None:
         f"budget.kv_cache={limit} bytes: no design of {space.name} fits; the smallest keeps {smallest} bytes "
         f"({share:.2%} of full attention)"
     )
+
+
+def deployment_problem(space: SearchSpace) -> str | None:
+    """One line if some design of the space cannot be built at its Deployment, naming why; else None."""
+    every = tuple(range(space.proxy.layers))
+    designs = [architecture(space, backbone, ()) for backbone in space.backbones]
+    designs += [architecture(space, space.backbones[0], every, groups) for groups in space.kv_groups]
+    for design in designs:
+        try:
+            space.deployment.architecture(design)
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            mixer = design.layers[0].mixer
+            return f"deployment: {mixer} does not fit its sizes: {reason}; set deployment.mixers.{mixer} or kv_groups"
+    return None

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from nas.registry import did_you_mean
+from search_spaces.designs import deployment_problem
 from search_spaces.schema import SearchSpace
 
 _PRESETS = files("search_spaces") / "presets"
@@ -89,9 +90,12 @@ def parse_space(text: str, origin: str) -> SearchSpace:
     if not isinstance(content, dict):
         raise SpaceError(f"{origin}: expected a mapping of fields, got {type(content).__name__}")
     try:
-        return SearchSpace.model_validate(content)
+        space = SearchSpace.model_validate(content)
     except ValidationError as error:
         raise SpaceError(f"{origin}: {describe(error, SearchSpace)}") from error
+    if problem := deployment_problem(space):
+        raise SpaceError(f"{origin}: {problem}")
+    return space
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> str:

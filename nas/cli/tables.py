@@ -85,13 +85,13 @@ def print_front(front: Sequence[Record], records: Sequence[Record], *, everythin
         records: all trials of the study.
         everything: below stand all complete designs, not the baselines alone.
     """
-    from nas.search.front import best_recipes, full_attention, relative_recall
+    from nas.search.front import best_recipes, full_attention, reference, relative_recall
 
     out = console()
     table = grid("design", "layers", ">recall", ">vs full", ">kv_cache", ">of full", ">loss", "recipe", ">trial")
     if out.width < WIDE:
         table = grid("design", ">recall", ">vs full", ">kv_cache", ">of full", "recipe", ">trial")
-    reference = [found] if (found := full_attention(records)) else []
+    learnt = [found] if (found := reference(records)) else []
     listed = {row["architecture_digest"] for row in front}
     rest = [row for row in best_recipes(records) if row["architecture_digest"] not in listed]
     rest = [row for row in rest if everything or row["prior"] == "baseline"]
@@ -102,7 +102,7 @@ def print_front(front: Sequence[Record], records: Sequence[Record], *, everythin
             design(row),
             *layers,
             _recall(row),
-            text.percent(relative_recall(row, reference)),
+            text.percent(relative_recall(row, learnt)),
             text.size(row["kv_cache_bytes"]),
             text.percent(row["kv_cache_ratio"]),
             *loss,
@@ -114,6 +114,12 @@ def print_front(front: Sequence[Record], records: Sequence[Record], *, everythin
     chance = text.number(next((row["recall_chance"] for row in records), None))
     below = f"; the last {text.count(len(rest), 'row')} not on the Front" if rest else ""
     out.print(f"recall at chance: {chance}; vs full, of full: relative to full attention{below}", style="dim")
+    if not learnt and (baseline := full_attention(records)):
+        out.print(
+            f"full attention itself recalls {text.number(baseline['recall'])}, under half of the best: it has not "
+            "learnt the task at this budget, so there is no 'vs full'",
+            style="dim",
+        )
 
 
 def _recall(row: Record) -> str:

@@ -59,7 +59,8 @@ def front(records: Iterable[Record], objectives: Sequence[str] = ("recall", "kv_
     Of designs equal in every objective one stays, the lowest in loss, then in trial number: recall saturates at 1 and
     placements of equal memory are many, so that keeping all would fill the Front with copies of one point. A design
     that lacks an objective is not comparable and stays out. Designs at chance leave only if full attention is at
-    chance too: then the proxy is to blame, otherwise the design (design.md 12).
+    chance too: then the proxy is to blame, otherwise the design (design.md 12). Baselines over the memory budget are
+    there to compare with and stay out.
 
     Args:
         objectives: any of "recall", "kv_cache", "loss".
@@ -70,7 +71,8 @@ def front(records: Iterable[Record], objectives: Sequence[str] = ("recall", "kv_
     if not objectives or any(name not in _KEYS for name in objectives):
         raise ValueError(f"objectives={[*objectives]}; allowed: one or more of {', '.join(_KEYS)}")
     keys, maximise = zip(*(_KEYS[name] for name in objectives), strict=True)
-    rows = [row for row in best_recipes(_informative(list(records))) if all(_finite(row[key]) for key in keys)]
+    eligible = [record for record in _informative(list(records)) if record.get("within_budget", True)]
+    rows = [row for row in best_recipes(eligible) if all(_finite(row[key]) for key in keys)]
     rows.sort(key=_loss_then_trial)
     if not rows:
         return []
@@ -87,6 +89,16 @@ def full_attention(records: Iterable[Record]) -> dict[str, Any] | None:
     digest = next(digests, None)
     rows = best_recipes(record for record in scored if record["architecture_digest"] == digest)
     return rows[0] if rows else None
+
+
+def reference(records: Iterable[Record]) -> dict[str, Any] | None:
+    """`full_attention` where it can be compared with: None while it recalls less than half of what the best complete
+    design does. Then it has not learnt the task at this budget, and a ratio to it says nothing."""
+    scored = _scored(records)
+    baseline = full_attention(scored)
+    if baseline is None or 2 * baseline["recall"] < max(record["recall"] for record in scored):
+        return None
+    return baseline
 
 
 def relative_recall(record: Record, records: Iterable[Record]) -> float | None:

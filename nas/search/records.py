@@ -17,6 +17,7 @@ def facts(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
     proxy = candidate.architecture
     deployed = space.deployment.architecture(proxy)
     price = space.deployment.cost(proxy)
+    limit = space.budget.kv_cache.limit(space.deployment) if space.budget.kv_cache else None
     trained = cost(proxy, candidate.recipe.sequence_length, "float32")
     return {
         "candidate_digest": candidate.digest,
@@ -26,6 +27,7 @@ def facts(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
         "diagram": proxy.diagram,
         "recall_chance": space.workload.chance,
         "kv_cache_ratio": price.kv_cache_bytes / space.deployment.full_attention_bytes(),
+        "within_budget": limit is None or price.kv_cache_bytes <= limit,
         **_sizes(deployed, price),
         **{f"proxy_{key}": value for key, value in _sizes(proxy, trained).items()},
         "routing": proxy.routing.kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,8 +20,12 @@ from nas.store import DuplicateCandidate, Store, StudyInfo, TrialRow
 from search_spaces.designs import Value, baselines, grid
 from search_spaces.schema import SearchSpace, ratio_label
 
-MAX_LOST = 3
-"""Times that a lost segment of one trial is started again."""
+RETRIED = (Failure.LOST, Failure.CHECKPOINT)
+"""Not the design's fault: the segment is started again, from step 0 where its checkpoint is damaged."""
+MAX_RETRIES = 3
+"""Times that segments of one trial are started again."""
+WORST = (Failure.DIVERGED, Failure.OOM)
+"""The design's fault: the sampler is told the worst."""
 MAX_ERRORS = 5
 """Trials in a row that may end in a code error before the study stops: it is not the designs' fault."""
 POLL_SECONDS = 1.0
@@ -38,7 +43,7 @@ class Outcome(StrEnum):
 
 
 class StudyAborted(RuntimeError):
-    """Trials keep failing with code errors; the message names the last one."""
+    """Trials keep failing, or checkpoints cannot be kept; the message names the last trial. Nothing is lost."""
 
 
 @dataclass
@@ -58,7 +63,8 @@ class Dispatcher:
         info: the study.
         space: its space, as stored.
         pool: where segments run.
-        checkpoints: folder or fsspec URL; each trial writes below `<checkpoints>/<study>/<trial>`.
+        checkpoints: folder or fsspec URL; each trial writes below `<checkpoints>/<study>-<stamp>/<trial>`. The stamp
+            is the study's own: a new study never meets what an earlier one of its name has left.
         limits: how far to go.
         device: passed on to the segments.
         notify: called after every change, for a live view.
@@ -80,6 +86,7 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self.board = Board(self.space)
+        self._folder = f"{self.checkpoints.rstrip('/')}/{self.info.name}-{self._stamp()}"
         self._lost: Counter[int] = Counter()
         self._errors = 0
         self._exhausted = False
@@ -94,6 +101,7 @@ class Dispatcher:
             StudyAborted: `MAX_ERRORS` trials in a row ended in a code error.
         """
         self.enqueue_baselines()
+        self._reopen_rungs()
         deadline = math.inf if self.limits.timeout is None else time.monotonic() + self.limits.timeout
         while not self.stopping and time.monotonic() < deadline:
             while len(self.running) < self.pool.slots and self._start_next():
@@ -120,13 +128,19 @@ class Dispatcher:
     def enqueue(self, candidate: Candidate, prior: str, params: dict[str, Value] | None = None) -> TrialRow | None:
         """Adds a trial for a given Candidate; None if the study has it already. Over the budget it is INFEASIBLE."""
         known = facts(self.space, candidate)
-        limit = self.space.budget.kv_cache.limit(self.space.deployment) if self.space.budget.kv_cache else None
-        over = prior == "enqueued" and limit is not None and known["kv_cache_bytes"] > limit
+        over = prior == "enqueued" and not known["within_budget"]
         return self._add(
             candidate, known, prior, params or {}, state=TrialState.INFEASIBLE if over else TrialState.WAITING
         )
 
     # --- starting work
+
+    def _stamp(self) -> str:
+        stamp = self.store.get_meta(self.info.id, "stamp")
+        if stamp is None:
+            stamp = secrets.token_hex(4)
+            self.store.set_meta(self.info.id, "stamp", stamp)
+        return str(stamp)
 
     def _load(self) -> None:
         self.store.recover(self.info.id)
@@ -144,9 +158,7 @@ class Dispatcher:
         self._grid = [(p, c) for p, c in (grid(self.space) if self.space.grid else ()) if not self._sampler.knows(c)]
 
     def enqueue_baselines(self) -> None:
-        """Adds full attention and each pure backbone, unless the study has them (design.md 12)."""
-        if any(row.prior == "baseline" for row in self.board.rows.values()):
-            return
+        """Adds full attention and each pure backbone; those that the study has stay as they are (design.md 12)."""
         labels = [ratio_label(ratio) for ratio in self.space.ratios]
         for candidate in baselines(self.space):
             backbones, recipe = candidate.architecture.backbones, candidate.recipe
@@ -163,8 +175,8 @@ class Dispatcher:
             return True
         more = self.trained() < self.limits.trials and not self._exhausted
         promotion = self.board.next_promotion(final=False)
-        if promotion is None and more:
-            return self._ask() and self._start_next()
+        if promotion is None and more and self._ask():
+            return self._start_next()
         promotion = promotion or self.board.next_promotion(final=True)
         if promotion is None:
             return False
@@ -189,7 +201,7 @@ class Dispatcher:
                     "seed": derive_seed(self.info.seed, number),
                     "workload": self.space.workload,
                     "device": self.device,
-                    "checkpoints": f"{self.checkpoints.rstrip('/')}/{self.info.name}/{number}",
+                    "checkpoints": f"{self._folder}/{number}",
                     "checkpoint": row.checkpoint,
                 }
             )
@@ -280,24 +292,32 @@ class Dispatcher:
         self.log(self._line(row))
 
     def _failed(self, event: Failed) -> None:
-        self._lost[event.trial] += event.kind is Failure.LOST
-        retry = event.kind is Failure.LOST and self._lost[event.trial] <= MAX_LOST
+        self._lost[event.trial] += event.kind in RETRIED
+        retry = event.kind is Failure.STORAGE or (event.kind in RETRIED and self._lost[event.trial] <= MAX_RETRIES)
         state = TrialState.WAITING if retry else TrialState.FAILED
         if not self.store.fail_segment(self.info.id, event, state=state):
             return
         self.running.discard(event.trial)
+        if event.kind is Failure.CHECKPOINT:
+            self.store.forget_checkpoints(self.info.id, [event.trial])
         row = self.refresh(event.trial)
         self.log(f"{self.info.name}/{row.number} {'retry' if retry else 'failed'}: {event.kind.value}: {event.message}")
+        if event.kind is Failure.STORAGE:
+            self._abort(f"{self.info.name}/{row.number} cannot keep its checkpoints: {event.message}")
         if retry:
             return
         self._tell(row)
-        self._errors = self._errors + 1 if event.kind is Failure.ERROR else 0
-        if self._errors >= MAX_ERRORS and not self.stopping:
-            self.stopping = True
-            self._stop_running()
-            raise StudyAborted(
+        self._errors = 0 if event.kind in WORST else self._errors + 1
+        if self._errors >= MAX_ERRORS:
+            self._abort(
                 f"{self._errors} trials in a row failed; the last, {self.info.name}/{row.number}: {event.message}"
             )
+
+    def _abort(self, message: str) -> None:
+        if not self.stopping:
+            self.stopping = True
+            self._stop_running()
+            raise StudyAborted(message)
 
     def _tell(self, row: TrialRow) -> None:
         values = self._values(row)
@@ -306,7 +326,7 @@ class Dispatcher:
 
     def _values(self, row: TrialRow) -> tuple[float, ...] | None:
         """What the sampler learns of a trial: see nas.search.sampler. None where it has nothing to learn."""
-        worst = row.state is TrialState.FAILED and row.failure in (Failure.DIVERGED, Failure.OOM)
+        worst = row.state is TrialState.FAILED and row.failure in WORST
         if not worst and row.recall is None:
             return None
         known = {
@@ -317,6 +337,14 @@ class Dispatcher:
         return tuple(float(known[name] or 0.0) for name in self.space.objectives)
 
     # --- the rest
+
+    def _reopen_rungs(self) -> None:
+        """A study that grows compares its pruned trials with the new ones again, as if it had never ended."""
+        pruned = sorted(self.board.numbers(TrialState.PRUNED))
+        if pruned and self.trained() < self.limits.trials:
+            self.store.set_states(self.info.id, pruned, TrialState.PAUSED)
+            for number in pruned:
+                self.refresh(number)
 
     def _prune_paused(self) -> None:
         paused = sorted(self.board.numbers(TrialState.PAUSED))
@@ -343,8 +371,9 @@ class Dispatcher:
         return self.trained() < self.limits.trials or any(not row.state.is_final for row in self.board.rows.values())
 
     def trained(self) -> int:
-        """Trials that count towards the limit: all but infeasible ones."""
-        return len(self.board.rows) - len(self.board.numbers(TrialState.INFEASIBLE))
+        """Trials that count towards the limit: not infeasible ones, nor those that broke through no fault of theirs."""
+        broken = [n for n in self.board.numbers(TrialState.FAILED) if self.board.rows[n].failure not in WORST]
+        return len(self.board.rows) - len(self.board.numbers(TrialState.INFEASIBLE)) - len(broken)
 
     def refresh(self, number: int) -> TrialRow:
         return self.board.put(self.store.trial(self.info.id, number))

@@ -62,8 +62,9 @@ class Store(Trials):
     def finish_segment(self, study_id: int, finished: Finished, *, state: TrialState, rung: int) -> bool:
         """The segment reached `rung`: scores, checkpoint and new state; False, and nothing written, if stale.
 
-        The columns recall, recall_nll and loss take the measurements of that name at the last step that has one,
-        and are None where there is none.
+        The columns recall, recall_nll and loss take the measurements of that name at the last step that has one, and
+        are None where there is none. A segment that was stopped on its way brings no measurements at all: then those
+        of the last rung stay.
         """
         check_resting(state)
         rows = measurement_values(study_id, finished.trial, finished.measurements)
@@ -73,8 +74,9 @@ class Store(Trials):
             step=finished.step,
             checkpoint=finished.checkpoint,
             seconds=trials.c.seconds + finite("seconds", finished.seconds),
-            **{name: scores.get(name) for name in ("recall", "recall_nll", "loss")},
         )
+        if scores:
+            statement = statement.values({name: scores.get(name) for name in ("recall", "recall_nll", "loss")})
         with self._change(study_id) as connection:
             if not _apply(connection, set_state(statement, state), finished.attempt):
                 return False

@@ -26,6 +26,10 @@ class CheckpointError(ValueError):
     """A checkpoint is missing, damaged or not ours; the message is one line and names the file."""
 
 
+class CheckpointWriteError(OSError):
+    """A checkpoint could not be written (a full disk, a folder that is gone); the message is one line."""
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """The state of a trial after `step` updates: raw weights, their moving average, and the optimiser's state.
@@ -49,7 +53,17 @@ def save(checkpoint: Checkpoint, folder: str, protect: str | None = None) -> str
 
     Returns:
         The checkpoint's path or URL.
+
+    Raises:
+        CheckpointWriteError: it could not be written; earlier ones stay.
     """
+    try:
+        return _save(checkpoint, folder, protect)
+    except OSError as error:
+        raise CheckpointWriteError(f"checkpoint of step {checkpoint.step} in {folder}: {error}") from error
+
+
+def _save(checkpoint: Checkpoint, folder: str, protect: str | None) -> str:
     buffer = io.BytesIO()
     torch.save(_fields(checkpoint), buffer)
     payload = buffer.getvalue()
@@ -63,9 +77,9 @@ def save(checkpoint: Checkpoint, folder: str, protect: str | None = None) -> str
     else:
         files.pipe_file(partial, data)
         files.mv(partial, target)
-    kept = Path(protect).name if protect else None
+    kept = {name, Path(protect).name if protect else name}
     for old in _names(files, root)[:-KEPT]:
-        if old != kept:
+        if old not in kept:
             files.rm_file(f"{root}/{old}")
     return f"{folder.rstrip('/')}/{name}"
 

@@ -28,7 +28,7 @@ class HybridOptimizer:
 
     Weight decay is decoupled; vectors, embeddings and parameters marked `_no_weight_decay` have none. Muon (Jordan et
     al., 2024) runs with Nesterov momentum .95 and its update scaled to AdamW's size, .2 sqrt(max(rows, columns))
-    (Liu et al., arXiv:2502.16982), so that one range of learning rates serves both.
+    (Liu et al., arXiv:2502.16982). Its best learning rates are still a few times AdamW's: a space gives both ranges.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, head: nn.Module | None = None) -> None:

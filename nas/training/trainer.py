@@ -16,7 +16,7 @@ from nas.models.configuration import HybridConfig
 from nas.models.modeling import HybridForCausalLM
 from nas.training import checkpoints
 from nas.training.averaging import Average, decay
-from nas.training.checkpoints import Checkpoint
+from nas.training.checkpoints import Checkpoint, CheckpointError, CheckpointWriteError
 from nas.training.data.mix import Mix
 from nas.training.optimizers import HybridOptimizer
 from nas.training.schedule import multiplier
@@ -46,7 +46,8 @@ def run_segment(
             `step` below `stop_step` and without scores: the trial is paused there.
 
     Returns:
-        Finished, or Failed with `diverged`, `oom` or `error`; only KeyboardInterrupt and SystemExit are raised.
+        Finished, or Failed with `diverged`, `oom`, `checkpoint`, `storage` or `error`; only KeyboardInterrupt and
+        SystemExit are raised.
     """
     began = time.monotonic()
     run: _Run | None = None
@@ -81,6 +82,10 @@ def run_segment(
         return failed(Failure.DIVERGED, error)
     except (torch.OutOfMemoryError, MemoryError) as error:
         return failed(Failure.OOM, error)
+    except CheckpointError as error:
+        return failed(Failure.CHECKPOINT, error)
+    except CheckpointWriteError as error:
+        return failed(Failure.STORAGE, error)
     except Exception as error:  # noqa: BLE001  the worker's boundary: a trial's fault must not end the worker
         return failed(Failure.ERROR, error)
 

@@ -75,6 +75,5 @@ def test_a_segment_trains_and_resumes(backbone: str, optimizer: str, tmp_path: P
     assert losses[-1] < losses[0]
     assert all(math.isfinite(m.value) for m in (*reports, *end.measurements))
     scores = {m.name: m.value for m in end.measurements}
-    print(
-        f"{backbone} {optimizer}: {scores['tokens_per_second']:.0f} tokens/s, {scores['peak_memory_bytes'] / 2**20:.0f} MiB"
-    )
+    speed, peak = scores["tokens_per_second"], scores["peak_memory_bytes"] / 2**20
+    print(f"{backbone} {optimizer}: {speed:.0f} tokens/s, {peak:.0f} MiB")

@@ -17,6 +17,7 @@ from nas.search.front import (
     full_attention,
     hypervolume,
     hypervolume_over_trials,
+    reference,
     relative_recall,
 )
 
@@ -182,6 +183,19 @@ def test_full_attention_is_judged_at_its_best_recipe() -> None:
     assert baseline["trial"] == 3
     assert relative_recall(rows[2], rows) == pytest.approx(0.5)
     assert relative_recall(rows[2], [baseline | {"prior": "baseline"}]) == pytest.approx(0.5)
+
+
+def test_full_attention_that_has_not_learnt_is_no_reference() -> None:
+    assert reference([full(0, 0.2), record(1, 0.9)]) is None
+    found = reference([full(0, 0.5), record(1, 0.9)])
+    assert found is not None
+    assert found["trial"] == 0
+    assert reference([record(1, 0.9)]) is None
+
+
+def test_designs_over_the_budget_stay_out_of_the_front() -> None:
+    rows = [record(0, 0.9) | {"within_budget": False}, record(1, 0.5) | {"within_budget": True}]
+    assert [row["trial"] for row in front(rows)] == [1]
 
 
 def test_relative_recall_is_none_where_it_cannot_be_said() -> None:

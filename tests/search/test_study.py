@@ -75,6 +75,26 @@ def test_segments_go_on_from_the_last_checkpoint_with_the_trials_own_seed(simula
     assert len(set(seeds.values())) == len(seeds)
 
 
+@pytest.mark.parametrize("inserted", [1, 2, 4])
+def test_killed_between_baselines_the_rest_comes_later(
+    simulate: Launch, space: SearchSpace, monkeypatch: pytest.MonkeyPatch, inserted: int
+) -> None:
+    add, calls = Store.add_trial, []
+
+    def dying(self: Store, *args: Any, **options: Any) -> Any:
+        if len(calls) == inserted:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return add(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add_trial", dying)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(trials=8)
+    found = [r["candidate_digest"] for r in simulate(trials=8).records if r["prior"] == "baseline"]
+    assert found == [base.digest for base in baselines(space)]
+
+
 @pytest.mark.parametrize("die_after", [0, 1, 7, 20])
 def test_killed_and_resumed_loses_and_repeats_nothing(simulate: Launch, tmp_path: Path, die_after: int) -> None:
     first = Spy(die_after=die_after)
@@ -98,11 +118,12 @@ def test_killed_and_resumed_loses_and_repeats_nothing(simulate: Launch, tmp_path
 
 
 def test_a_resume_proposes_what_an_uninterrupted_run_would_not_repeat(simulate: Launch) -> None:
-    whole = simulate(study="whole").records
+    """One worker and no trial in flight at the kill: the resumed study proposes exactly what a whole one does."""
+    whole = simulate(Spy(1), study="whole").records
     with pytest.raises(KeyboardInterrupt):
-        simulate(Spy(die_after=30), study="cut")
-    cut = simulate(study="cut").records
-    assert [r["candidate_digest"] for r in cut[:10]] == [r["candidate_digest"] for r in whole[:10]]
+        simulate(Spy(1, die_after=30), study="cut")
+    with_it = simulate(Spy(1), study="cut").records
+    assert [r["candidate_digest"] for r in with_it] == [r["candidate_digest"] for r in whole]
 
 
 def test_a_finished_study_starts_no_workers_and_can_grow(simulate: Launch) -> None:
@@ -167,6 +188,94 @@ def test_over_budget_designs_never_become_trials(simulate: Launch, space: Search
     assert any(r["full_attention_layers"] for r in records if r["prior"] == "sampled")
 
 
+def test_baselines_over_the_budget_are_trained_but_never_on_the_front(simulate: Launch, space: SearchSpace) -> None:
+    tight = space.model_validate(space.canonical() | {"budget": {"kv_cache": "20%"}})
+    records = simulate(space=tight, study="tight", trials=12).records
+    assert (records[0]["name"], records[0]["state"]) == ("Full attention", "complete")
+    assert records[0]["within_budget"] is False
+    assert front(records)
+    assert all(row["kv_cache_ratio"] <= 0.2 for row in front(records))
+
+
+def test_a_growing_study_compares_its_pruned_trials_again(simulate: Launch) -> None:
+    before = simulate(trials=16).records
+    after = simulate(Spy(), trials=48).records
+    pruned = {r["trial"] for r in before if r["state"] == "pruned"}
+    assert {r["state"] for r in after} == {"complete", "pruned"}
+    assert all(after[n]["step"] >= before[n]["step"] for n in range(16))
+    assert pruned
+
+
+def test_a_full_disk_stops_the_study_and_a_damaged_checkpoint_starts_over(simulate: Launch) -> None:
+    once: set[tuple[str, int]] = set()
+
+    def fail(segment: Segment) -> Failed | None:
+        for kind, trial, rung in ((Failure.CHECKPOINT, 1, 1), (Failure.STORAGE, 2, 1)):
+            if (segment.trial, segment.rung) == (trial, rung) and (kind, trial) not in once:
+                once.add((kind, trial))
+                return Failed(trial=trial, attempt=segment.attempt, kind=kind, message="no space left on device")
+        return None
+
+    with pytest.raises(StudyAborted, match="s/2 cannot keep its checkpoints: no space left on device"):
+        simulate(Spy(failures=fail), trials=8)
+    spy = Spy(failures=fail)
+    records = simulate(spy, trials=8).records
+    assert (Failure.CHECKPOINT, 1) in once
+    assert set(states(records)) <= {"complete", "pruned"}
+
+
+def test_workers_that_keep_dying_stop_the_study(simulate: Launch) -> None:
+    with pytest.raises(StudyAborted, match="5 trials in a row failed"):
+        simulate(Spy(lose=lambda segment: True))
+
+
+def test_an_early_stop_keeps_the_scores_of_the_last_rung(
+    simulate: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trial 1 is stopped on its way from rung 0 to rung 1; what it scored at rung 0 stays."""
+
+    class Stopping(Spy):
+        def poll(self, timeout: float) -> list[Event]:
+            if any((s.trial, s.rung) == (1, 1) for s in self.submitted):
+                dispatchers[0].stop()
+                return []
+            return super().poll(timeout)
+
+    from nas.search.study import Dispatcher
+
+    dispatchers: list[Dispatcher] = []
+    monkeypatch.setattr("nas.search.study.STOP_SECONDS", 5)
+    begin = Dispatcher.run
+
+    def run(self: Dispatcher) -> Any:
+        dispatchers.append(self)
+        return begin(self)
+
+    monkeypatch.setattr(Dispatcher, "run", run)
+    pool = Stopping()
+    stop = pool.stop
+
+    def release() -> bool:
+        monkeypatch.setattr(Stopping, "poll", SimulatedPool.poll)
+        return stop()
+
+    monkeypatch.setattr(pool, "stop", release)
+    result = simulate(pool, trials=8)
+    assert result.outcome == "stopped"
+    stopped = result.records[1]
+    assert (stopped["state"], stopped["rung"]) == ("waiting", 0)
+    assert stopped["recall"] is not None
+
+
+def test_two_studies_of_one_name_keep_their_checkpoints_apart(simulate: Launch, tmp_path: Path) -> None:
+    folders = []
+    for database in ("a.db", "b.db"):
+        spy = Spy()
+        simulate(spy, trials=6, storage=f"sqlite:///{tmp_path}/{database}")
+        folders.append({segment.checkpoints for segment in spy.submitted})
+    assert not folders[0] & folders[1]
+
+
 def test_own_designs_are_tried_and_those_over_budget_marked(
     simulate: Launch, space: SearchSpace, tmp_path: Path
 ) -> None:
@@ -192,6 +301,19 @@ def test_an_exhausted_space_ends(simulate: Launch, space: SearchSpace) -> None:
     result = simulate(space=space.model_validate(small), study="small", trials=50)
     assert result.outcome == "exhausted"
     assert len(result.records) == 5  # four designs, and full attention
+
+
+def test_an_exhausted_space_still_promotes_whatever_the_number_of_workers(simulate: Launch, space: SearchSpace) -> None:
+    def blind(candidate: Candidate, seed: int, step: int) -> dict[str, float]:
+        return {"recall": space.workload.chance, "recall_nll": math.log(16), "loss": 5.0}
+
+    finite = space.model_validate(
+        space.canonical() | {"kv_groups": [1], "placements": ["late"], "optimizers": {"adamw": {"lr": [1e-3, 3e-3]}}}
+    )
+    for slots in (1, 3):
+        result = simulate(Spy(slots, curve=blind), space=finite, study=f"w{slots}", trials=500)
+        assert result.outcome == "exhausted"
+        assert set(states(result.records)) == {"complete"}
 
 
 def test_a_grid_tries_every_combination_and_prunes_nothing(simulate: Launch, space: SearchSpace) -> None:

@@ -275,3 +275,15 @@ def test_every_write_raises_the_revision(store: Store, study: StudyInfo, add: Ad
     store.trials(study.id), store.measurements(study.id), store.get_meta(study.id, "key")
     assert store.study("demo").revision == study.revision + len(writes), "reading changes nothing"
     assert store.study("other") == other
+
+
+def test_a_stop_on_the_way_keeps_the_scores_of_the_last_rung(
+    store: Store, study: StudyInfo, add: Add, finish: Finish
+) -> None:
+    add()
+    finish(0, store.start_segment(study.id, 0, rung=0), rung=0, recall=0.25, loss=3.5)
+    attempt = store.start_segment(study.id, 0, rung=1)
+    stopped = Finished(trial=0, attempt=attempt, step=150, checkpoint="c", seconds=1.0, measurements=())
+    assert store.finish_segment(study.id, stopped, state=TrialState.WAITING, rung=0)
+    row = store.trial(study.id, 0)
+    assert (row.recall, row.loss, row.rung, row.step, row.target_rung) == (0.25, 3.5, 0, 150, 1)

@@ -149,7 +149,7 @@ def test_bad_checkpoints_are_errors(make_segment: Make, tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     result = run_segment(make_segment(start_step=5, checkpoint=str(path)), lambda _: None)
     assert isinstance(result, Failed)
-    assert result.kind is Failure.ERROR
+    assert result.kind is Failure.CHECKPOINT
     assert "is damaged" in result.message
     result = run_segment(make_segment(start_step=5), lambda _: None)
     assert isinstance(result, Failed)

@@ -23,8 +23,8 @@ def generate(
 
     Args:
         repeat: what fills the rest. True, for training: the queries again, in a new random order each round, all
-            labelled; so many more labels bring the phase transition forward by hundreds of steps. False, for
-            evaluation: newlines, so that no answer can be copied from an earlier one.
+            labelled (what that changed: LOG.md, "The CPU demo"). False, for evaluation: newlines, so that no answer
+            can be copied from an earlier one.
 
     Returns:
         input_ids and labels, int64 [sequences, length]: labels[b, t] is the target of the prediction at t, else -100.
