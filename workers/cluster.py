@@ -58,7 +58,7 @@ def connect(address: str | None, temp_dir: str | Path | None = None) -> Session:
 
     Raises:
         ValueError: temp_dir is longer than TEMP_DIR_LIMIT, or `address` is malformed.
-        ConnectionError: no cluster at `address`.
+        ConnectionError: no cluster at `address`, or a local one did not start in time.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is not None:
@@ -86,16 +86,20 @@ def _start(temp_dir: Path) -> Session:
         # Ray's ports are open to the network and want a token; without one given Ray would write it to ~/.ray.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     with _environment("PYTHONPATH", import_path()):
-        context: Any = ray.init(
-            "local",  # also where RAY_ADDRESS names a cluster
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            _temp_dir=str(temp_dir),
-            # Idle processes, one a core, would take 100 MB each.
-            _system_config={"prestart_worker_first_driver": False, "enable_metrics_collection": False},
-        )
+        try:
+            context: Any = ray.init(
+                "local",  # also where RAY_ADDRESS names a cluster
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                _temp_dir=str(temp_dir),
+                # Idle processes, one a core, would take 100 MB each.
+                _system_config={"prestart_worker_first_driver": False, "enable_metrics_collection": False},
+            )
+        except Exception as error:  # Ray raises a bare Exception when its node is not up in time
+            reason = " ".join(str(error).split())
+            raise ConnectionError(f"Ray did not start on this machine, try again: {reason}") from error
     return Session(ours=True, folder=Path(context.address_info["session_dir"]))
 
 

@@ -180,9 +180,10 @@ def _scored(records: Iterable[Record]) -> list[Record]:
 
 
 def _informative(records: list[Record]) -> list[Record]:
-    """The records, without designs at chance if full attention is at chance too."""
+    """The records, without designs at chance if full attention is at chance too, or failed."""
     baseline = full_attention(records)
-    if baseline is None or not at_chance(baseline):
+    failed = any(r["prior"] == "baseline" and r["placement"] == "full" and r["state"] == "failed" for r in records)
+    if not (failed if baseline is None else at_chance(baseline)):
         return records
     silent = {row["architecture_digest"] for row in best_recipes(records) if row["uninformative"]}
     return [record for record in records if record["architecture_digest"] not in silent]

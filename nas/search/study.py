@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +17,7 @@ from nas.messages import Failed, Failure, Finished, Pool, Report, Segment, Trial
 from nas.search.board import Board
 from nas.search.records import facts, record
 from nas.search.sampler import NoProposal, Sampler, Told, complete_params
-from nas.store import DuplicateCandidate, Store, StudyInfo, TrialRow
+from nas.store import DuplicateCandidate, Store, StoreError, StudyInfo, TrialRow
 from search_spaces.designs import Value, baselines, grid
 from search_spaces.schema import SearchSpace, ratio_label
 
@@ -100,6 +101,14 @@ class Dispatcher:
         Raises:
             StudyAborted: `MAX_ERRORS` trials in a row ended in a code error.
         """
+        try:
+            return self._run()
+        except BaseException:  # a second Ctrl-C, a full disk: whatever ends us, no trial stays RUNNING
+            with suppress(StoreError):
+                self.store.recover(self.info.id)
+            raise
+
+    def _run(self) -> Outcome:
         self.enqueue_baselines()
         self._reopen_rungs()
         deadline = math.inf if self.limits.timeout is None else time.monotonic() + self.limits.timeout

@@ -158,7 +158,10 @@ def _engine(url: URL, read_only: bool) -> Engine:
 
 def _sqlite(url: URL, read_only: bool) -> Engine:
     if read_only:  # a reader that could write may lock out the study (optuna-dashboard#545)
-        address = url.set(database=f"file:{quote(url.database or '')}", query={"mode": "ro", "uri": "true"})
+        query = {"mode": "ro", "uri": "true"}
+        if not os.access(Path(url.database or "").parent, os.W_OK):
+            query["immutable"] = "1"  # SQLite makes -wal and -shm beside the file even to read; here it cannot
+        address = url.set(database=f"file:{quote(url.database or '')}", query=query)
     else:
         address = url
     engine = create_engine(address, connect_args={"timeout": _BUSY_SECONDS})

@@ -58,7 +58,7 @@ class TrialRow:
     target_rung: int
     """The rung of the current or last segment; above `rung`, a waiting trial is to be continued to it."""
     step: int
-    """The training step of `checkpoint`."""
+    """The training step of `checkpoint`; of a failed trial, where it ended."""
     attempt: int
     """How many segments were started; messages of an earlier one are dropped."""
     checkpoint: str | None

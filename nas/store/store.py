@@ -92,6 +92,8 @@ class Store(Trials):
             traceback=plain(failed.traceback) or None,
             seconds=trials.c.seconds + finite("seconds", failed.seconds),
         )
+        if state.is_final:
+            statement = statement.values(step=failed.step)  # nothing starts from its checkpoint any more
         with self._change(study_id) as connection:
             return _apply(connection, set_state(statement, state), failed.attempt)
 

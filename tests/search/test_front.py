@@ -193,6 +193,12 @@ def test_full_attention_that_has_not_learnt_is_no_reference() -> None:
     assert reference([record(1, 0.9)]) is None
 
 
+def test_at_chance_is_nobody_if_full_attention_failed() -> None:
+    broken = full(0, 0.5) | {"state": "failed", "recall": None}
+    assert front([broken, record(1, 0.0)]) == []
+    assert [row["trial"] for row in front([broken, record(1, 0.9)])] == [1]
+
+
 def test_designs_over_the_budget_stay_out_of_the_front() -> None:
     rows = [record(0, 0.9) | {"within_budget": False}, record(1, 0.5) | {"within_budget": True}]
     assert [row["trial"] for row in front(rows)] == [1]

@@ -95,6 +95,13 @@ def test_killed_between_baselines_the_rest_comes_later(
     assert found == [base.digest for base in baselines(space)]
 
 
+def test_a_second_ctrl_c_leaves_no_trial_running(simulate: Launch, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        simulate(Spy(die_after=5))
+    with Store.open(f"sqlite:///{tmp_path}/nas.db", read_only=True) as store:
+        assert not [row for row in store.trials(store.study("s").id) if row.state == "running"]
+
+
 @pytest.mark.parametrize("die_after", [0, 1, 7, 20])
 def test_killed_and_resumed_loses_and_repeats_nothing(simulate: Launch, tmp_path: Path, die_after: int) -> None:
     first = Spy(die_after=die_after)
@@ -149,12 +156,14 @@ def test_lost_segments_are_retried_and_errors_are_not(simulate: Launch) -> None:
             kind = Failure.ERROR
         if kind is None:
             return None
-        return Failed(trial=segment.trial, attempt=segment.attempt, kind=kind, message=f"made to be {kind.value}")
+        return Failed(
+            trial=segment.trial, attempt=segment.attempt, kind=kind, message=f"made to be {kind.value}", step=42
+        )
 
     records = simulate(Spy(failures=fail)).records
     assert records[6]["state"] in ("complete", "pruned")
     assert records[6]["failure"] is None
-    assert (records[8]["state"], records[8]["failure"]) == ("failed", "diverged")
+    assert (records[8]["state"], records[8]["failure"], records[8]["step"]) == ("failed", "diverged", 42)
     assert (records[9]["state"], records[9]["failure"], records[9]["message"]) == (
         "failed",
         "error",

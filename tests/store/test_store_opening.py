@@ -240,3 +240,15 @@ def test_a_database_of_revision_0001_opens(tmp_path: Path) -> None:
             (100, "recall", 0.5),
         ]
         assert store.recover(study.id) == [2]
+
+
+def test_a_database_in_a_read_only_folder_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a read-only mount, where SQLite cannot make its -shm file; root ignores modes, so the check is stood in."""
+    url = f"sqlite:///{tmp_path}/nas.db"
+    with Store.open(url) as store:
+        store.create_study("demo", {}, "digest", seed=0)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    before = {path.name for path in tmp_path.iterdir()}
+    with Store.open(url, read_only=True) as reader:
+        assert [study.name for study in reader.studies()] == ["demo"]
+        assert {path.name for path in tmp_path.iterdir()} == before
