@@ -10,22 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nas.architecture import Candidate
+from nas.checks import (
+    MAX_WORKERS,
+    LaunchError,
+    check_bounds,
+    check_seed,
+    check_storage,
+    check_study,
+    check_text,
+    read_designs,
+    writable,
+)
 from nas.messages import Pool
-from nas.search.sampler import complete_params
 from nas.search.study import Dispatcher, Limits, Outcome
 from nas.settings import DEFAULT_STORAGE
 from nas.store import Store, StudyInfo, StudyNotFound
 from search_spaces import SearchSpace, SpaceError, load_space
 from search_spaces.designs import (
-    Fixed,
     Value,
     architectures,
     baselines,
     budget_problem,
-    candidate,
     count,
     deployment_problem,
     grid,
@@ -33,10 +39,6 @@ from search_spaces.designs import (
 )
 
 MIN_GPU_HEAD = 16
-
-
-class LaunchError(ValueError):
-    """A launch that is refused before anything is written; one line (exit code 2)."""
 
 
 @dataclass
@@ -105,34 +107,32 @@ def make_plan(request: Request) -> Plan:
     """Checks a request without writing anything.
 
     Raises:
-        SpaceError, LaunchError: the first thing that is wrong, in one line.
+        SpaceError, LaunchError, StoreError: the first thing that is wrong, in one line.
     """
+    check_bounds(trials=request.trials, workers=request.workers, timeout=request.timeout)
+    check_seed(request.seed)
     gpus = _gpus(request)
     on_gpu = gpus > 0
     space = request.space or ("hybrid-gpu" if on_gpu else "cpu-demo")
     if isinstance(space, str):
         space = load_space(space)
-    _positive("trials", request.trials)
-    _positive("workers", request.workers)
-    _positive("timeout", request.timeout)
     study = request.study or ("demo" if request.space is None else space.name)
-    if not study.strip() or "/" in study:
-        raise LaunchError(f"study={study!r} is not a name; allowed: any text without a slash")
+    check_study(study)
+    check_storage(request.storage)
     if problem := deployment_problem(space) or budget_problem(space):
         raise LaunchError(problem)
     if on_gpu and (small := _small_heads(space)):
         raise LaunchError(f"proxy head_dim={small[1]} of {small[0]}: fla's GPU kernels need at least {MIN_GPU_HEAD}")
-    digests = {found.digest for found in baselines(space)}
-    wanted = len(digests | {found.digest for _, found in grid(space)}) if space.grid else 24
+    check_text(space)
     return Plan(
         space=space,
         study=study,
-        trials=request.trials or space.trials or wanted,
+        trials=_trials(request, space),
         workers=request.workers or gpus or os.cpu_count() or 1,
         device="cuda" if on_gpu else "cpu",
         enqueued=read_designs(request.enqueue, space) if request.enqueue else [],
         request=request,
-        checkpoints=_writable(request.checkpoints or _beside(request.storage)),
+        checkpoints=writable(request.checkpoints or _beside(request.storage)),
     )
 
 
@@ -140,10 +140,11 @@ def _gpus(request: Request) -> int:
     """GPUs to use: as asked for, else those of this machine. A cluster's cannot be seen from here.
 
     Raises:
-        LaunchError: not a whole number, or a cluster without the number or a place that all its nodes reach.
+        LaunchError: not a whole number from 0 to `MAX_WORKERS`, or a cluster without the number or a place that all its
+            nodes reach.
     """
-    if request.gpus is not None and (request.gpus < 0 or request.gpus % 1):
-        raise LaunchError(f"gpus={request.gpus:g} must be a whole number from 0")
+    if request.gpus is not None and not (0 <= request.gpus <= MAX_WORKERS and request.gpus % 1 == 0):
+        raise LaunchError(f"gpus={request.gpus:g} must be a whole number from 0 to {MAX_WORKERS}")
     if request.ray_address is not None:
         if request.gpus is None:
             raise LaunchError("gpus is missing: with ray_address say how many GPUs to use, or gpus=0 and workers=N")
@@ -160,50 +161,27 @@ def _small_heads(space: SearchSpace) -> tuple[str, int] | None:
     return next(((name, size) for name, size in sizes if size < MIN_GPU_HEAD), None)
 
 
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise LaunchError(f"{name}={value} must be above 0")
+def _trials(request: Request, space: SearchSpace) -> int:
+    """Trials to train: as asked for, else the space's, else all of a grid or 24.
+
+    Raises:
+        LaunchError: fewer than the baselines, which always train.
+    """
+    digests = {found.digest for found in baselines(space)}
+    wanted = len(digests | {found.digest for _, found in grid(space)}) if space.grid else 24
+    trials = request.trials or space.trials or max(wanted, len(digests))
+    if trials < len(digests):
+        raise LaunchError(
+            f"trials={trials}: the baselines alone are {len(digests)} (full attention and each pure backbone); "
+            f"allowed: {len(digests)} or more"
+        )
+    return trials
 
 
 def _beside(storage: str) -> str:
     """Checkpoints of an SQLite study live beside its file."""
     path = storage.removeprefix("sqlite:///") if storage.startswith("sqlite:///") else ""
     return str(Path(path).resolve().parent / "nas-checkpoints")
-
-
-def _writable(checkpoints: str) -> str:
-    """Refuses a local folder that could not be written to, without making it."""
-    if "://" in checkpoints:
-        return checkpoints
-    path = Path(checkpoints).resolve()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise LaunchError(f"checkpoints={checkpoints!r} cannot be written: {existing} is not a writable folder")
-    return str(path)
-
-
-def read_designs(path: str, space: SearchSpace) -> list[tuple[Candidate, dict[str, Value]]]:
-    """Own designs from a YAML list; each entry gives parameters of the space, the others take its first choices.
-
-    Raises:
-        LaunchError: unreadable file or a parameter outside of the space.
-    """
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LaunchError(f"enqueue={path!r} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
-        raise LaunchError(f"enqueue={path!r}: expected a list of mappings, such as - {{backbone: gla, ratio: '4:1'}}")
-    designs = []
-    for index, entry in enumerate(content):
-        params = complete_params(space, entry)
-        if unknown := sorted(set(entry) - set(params)):
-            raise LaunchError(f"enqueue[{index}].{unknown[0]} is unknown; allowed: {', '.join(params)}")
-        try:
-            designs.append((candidate(space, Fixed(params)), params))
-        except ValueError as error:
-            raise LaunchError(f"enqueue[{index}].{error}") from error
-    return designs
 
 
 def difference(old: Any, new: Any, path: str = "") -> list[str]:

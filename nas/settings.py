@@ -37,13 +37,13 @@ def read_file(path: str | Path = FILE) -> dict[str, Value]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, not TOML, an integer of thousands of digits
         raise SettingsError(f"{path} cannot be read: {error}") from error
     for key, value in content.items():
         if key not in KEYS:
-            raise SettingsError(f"{path}: unknown key {key!r}; {did_you_mean(key, KEYS)}")
+            raise SettingsError(f"{path}: unknown key {key[:80]!r}; {did_you_mean(key, KEYS)}")
         if not isinstance(value, KEYS[key]) or isinstance(value, bool):
-            raise SettingsError(f"{path}: {key}={value!r} must be {' or '.join(t.__name__ for t in KEYS[key])}")
+            raise SettingsError(f"{path}: {key}={value!r:.80} must be {' or '.join(t.__name__ for t in KEYS[key])}")
     return content
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from nas.architecture import Frozen
 
 BYTES = 256
 """The tokenizer's first 256 ids are the bytes; special tokens <|r0|>, <|r1|>, ... follow (design.md 11)."""
+
+Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class MQAR(Frozen):
@@ -23,9 +25,9 @@ class MQAR(Frozen):
     """
 
     task: Literal["mqar"] = "mqar"
-    weight: NonNegativeFloat = 1.0
-    keys: Annotated[int, Field(ge=2)] = 16
-    values: Annotated[int, Field(ge=2)] = 16
+    weight: Weight = 1.0
+    keys: Annotated[int, Field(ge=2, le=2**16)] = 16
+    values: Annotated[int, Field(ge=2, le=2**16)] = 16
     pairs: tuple[PositiveInt, ...] = Field(default=(2, 5, 10), min_length=1)
     evaluation_pairs: tuple[PositiveInt, ...] = Field(default=(5, 10, 13), min_length=1)
 
@@ -59,7 +61,7 @@ class Text(Frozen):
     never of windows, is kept for validation.
     """
 
-    weight: NonNegativeFloat = 1.0
+    weight: Weight = 1.0
     source: str = "python"
     field: str = "text"
     tokenizer: str = "bytes"
@@ -71,9 +73,9 @@ class Workload(Frozen):
 
     text: Text = Text()
     recall: tuple[MQAR, ...] = Field(default=(MQAR(),), min_length=1)
-    evaluation_sequences: PositiveInt = 128
+    evaluation_sequences: Annotated[int, Field(gt=0, le=2**20)] = 128
     """Sequences per evaluation size, and text windows of the validation loss."""
-    report_every: PositiveInt = 10
+    report_every: Annotated[int, Field(gt=0, le=10**8)] = 10
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from pydantic import ValidationError
 
 from nas.architecture import Architecture, Candidate, LayerSpec, Recipe, Routing, place
 from nas.registry import get_mixer
+from search_spaces.problems import reason, shown
 from search_spaces.schema import LogRange, MixerSizes, Ratio, SearchSpace, ratio_label
 
 Value = str | int | float
@@ -42,14 +44,14 @@ class Fixed:
     def categorical(self, name: str, choices: Sequence[Value]) -> Value:
         allowed = ", ".join(map(str, choices))
         value = self._get(name, allowed)
-        if value not in choices:
-            raise ValueError(f"{name}={value!r} is not in this space; allowed: {allowed}")
+        if isinstance(value, bool) or value not in choices:  # to Python, True is 1
+            raise ValueError(f"{name}={shown(value)} is not in this space; allowed: {allowed}")
         return value
 
     def log_float(self, name: str, low: float, high: float) -> float:
         value = self._get(name, f"{low:g} to {high:g}")
-        if not isinstance(value, int | float) or not low <= value <= high:
-            raise ValueError(f"{name}={value!r} is not in this space; allowed: {low:g} to {high:g}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"{name}={shown(value)} is not in this space; allowed: {low:g} to {high:g}")
         return float(value)
 
 
@@ -226,15 +228,27 @@ def budget_problem(space: SearchSpace) -> str | None:
 
 
 def deployment_problem(space: SearchSpace) -> str | None:
-    """One line if some design of the space cannot be built at its Deployment, naming why; else None."""
-    every = tuple(range(space.proxy.layers))
-    designs = [architecture(space, backbone, ()) for backbone in space.backbones]
-    designs += [architecture(space, space.backbones[0], every, groups) for groups in space.kv_groups]
-    for design in designs:
-        try:
-            space.deployment.architecture(design)
-        except ValidationError as error:
-            reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-            mixer = design.layers[0].mixer
-            return f"deployment: {mixer} does not fit its sizes: {reason}; set deployment.mixers.{mixer} or kv_groups"
+    """One line if some design of the space cannot be built, as a proxy or at its Deployment, naming why; else None."""
+    every, first = tuple(range(space.proxy.layers)), space.backbones[0]
+    mixers = ("softmax", *space.backbones)
+    # Layers first: every design has two kinds of them, and the one to blame is to be named.
+    proxies: list[tuple[str, Callable[[], object]]] = [(mixer, partial(layer, space, mixer)) for mixer in mixers]
+    proxies += [(backbone, partial(architecture, space, backbone, ())) for backbone in space.backbones]
+    for mixer, build in proxies:
+        if problem := _unbuildable("proxy", mixer, build):
+            return problem
+    designs = [(backbone, architecture(space, backbone, ())) for backbone in space.backbones]
+    designs += [("softmax", architecture(space, first, every, groups)) for groups in space.kv_groups]
+    for mixer, design in designs:
+        if problem := _unbuildable("deployment", mixer, partial(space.deployment.architecture, design)):
+            return problem
+    return None
+
+
+def _unbuildable(where: str, mixer: str, build: Callable[[], object]) -> str | None:
+    try:
+        build()
+    except ValidationError as error:
+        groups = " or kv_groups" if mixer == "softmax" else ""
+        return f"{where}: {mixer} does not fit its sizes: {reason(error)}; set {where}.mixers.{mixer}{groups}"
     return None

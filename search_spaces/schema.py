@@ -12,12 +12,24 @@ from nas.architecture import PLACEMENTS, Frozen
 from nas.cost import Deployment
 from nas.registry import did_you_mean, linear_mixers
 from nas.workload import Workload
+from search_spaces.problems import shown
+
+Rate = Annotated[float, Field(ge=1e-12, le=1e3)]
+"""A learning rate."""
+Layers = Annotated[int, Field(gt=0, le=1024)]
+Heads = Annotated[int, Field(gt=0, le=1024)]
+HeadDim = Annotated[int, Field(gt=0, le=1024)]
+Width = Annotated[int, Field(gt=0, le=2**16)]
+Length = Annotated[int, Field(gt=0, le=2**20)]
+Steps = Annotated[int, Field(gt=0, le=10**8)]
+MAX_TRIALS = 10**6
+_MAX_DEPLOYED = 2**30
 
 Ratio = str | tuple[int, ...]
 """`pure`, `N:1` (one full layer in N, P1's label), or the explicit 0-based positions of the full layers."""
 
-_RATIO = re.compile(r"([1-9]\d*):1")
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)", re.IGNORECASE)
+_RATIO = re.compile(r"([1-9]\d{0,5}):1")
+_BYTES = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|KiB|MiB|GiB)", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -29,8 +41,8 @@ def ratio_label(ratio: Ratio) -> str:
 class LogRange(Frozen):
     """A learning rate sampled uniformly in the logarithm."""
 
-    low: PositiveFloat
-    high: PositiveFloat
+    low: Rate
+    high: Rate
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -46,8 +58,8 @@ class LogRange(Frozen):
 class Optimizer(Frozen):
     """One optimiser and its learning rates: a range {low, high}, or a list (a ladder, and what a grid needs)."""
 
-    lr: LogRange | Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-    scalar_lr: PositiveFloat | None = None
+    lr: LogRange | Annotated[tuple[Rate, ...], Field(min_length=1)]
+    scalar_lr: Rate | None = None
     """Muon only: the AdamW rate of embeddings, head, norms and vectors; `lr` where absent."""
     weight_decay: float = Field(default=0.0, ge=0)
 
@@ -62,25 +74,25 @@ class Optimizer(Frozen):
 class MixerSizes(Frozen):
     """Sizes of one mixer in the proxy; absent ones come from the proxy or the registry."""
 
-    heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    expand_v: PositiveFloat | None = None
-    conv_size: Annotated[int, Field(ge=0)] | None = None
+    heads: Heads | None = None
+    head_dim: HeadDim | None = None
+    expand_v: Annotated[float, Field(gt=0, le=64)] | None = None
+    conv_size: Annotated[int, Field(ge=0, le=1024)] | None = None
 
 
 class Proxy(Frozen):
     """The small model that stands for a design: one size for all candidates."""
 
-    layers: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    heads: PositiveInt
-    head_dim: PositiveInt
+    layers: Layers
+    hidden_size: Width
+    intermediate_size: Width
+    heads: Heads
+    head_dim: HeadDim
     mixers: dict[str, MixerSizes] = {}
     rope_theta: PositiveFloat | None = 10000.0
-    sequence_length: PositiveInt
-    batch_size: PositiveInt
-    warmup_steps: Annotated[int, Field(ge=0)] = 40
+    sequence_length: Length
+    batch_size: Length
+    warmup_steps: Annotated[int, Field(ge=0, le=10**8)] = 40
     decay_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
     grad_clip: PositiveFloat = 1.0
     initializer_range: PositiveFloat = 0.02
@@ -99,14 +111,16 @@ def _parse_budget(value: object) -> object:
             pass
     if match := _BYTES.fullmatch(text):
         return {"bytes": int(float(match[1]) * _UNITS[match[2].lower()])}
-    raise ValueError(f"{value!r} is not a memory size; allowed: a share of full attention (35%) or a size (512MiB)")
+    raise ValueError(
+        f"{shown(value)} is not a memory size; allowed: a share of full attention (35%) or a size (512MiB)"
+    )
 
 
 class MemoryLimit(Frozen):
     """An upper bound on kv_cache_bytes at the Deployment: a share of full attention there, or bytes."""
 
-    share: Annotated[float, Field(gt=0)] | None = None
-    bytes: PositiveInt | None = None
+    share: Annotated[float, Field(gt=0, le=1000)] | None = None
+    bytes: Annotated[int, Field(gt=0, le=2**62)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -135,8 +149,8 @@ class Budget(Frozen):
 class Halving(Frozen):
     """Successive halving over `steps` (rungs): the best 1/reduction of a rung goes on to the next."""
 
-    steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    reduction: Annotated[float, Field(gt=1)] = 2.0
+    steps: Annotated[tuple[Steps, ...], Field(min_length=1, max_length=64)]
+    reduction: Annotated[float, Field(gt=1, le=1e6)] = 2.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -151,10 +165,10 @@ class SearchSpace(Frozen):
     A grid space tries every combination once and prunes nothing; it needs ladders of learning rates, not ranges.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     description: str = ""
     grid: bool = False
-    trials: PositiveInt | None = None
+    trials: Annotated[int, Field(gt=0, le=MAX_TRIALS)] | None = None
     """Trials that train when `--trials` is not given; a grid takes all its combinations."""
     backbones: Annotated[tuple[str, ...], Field(min_length=1)]
     ratios: Annotated[tuple[Ratio, ...], Field(min_length=1)]
@@ -179,16 +193,16 @@ class SearchSpace(Frozen):
         for name in ("backbones", "ratios", "placements", "kv_groups", "routing", "objectives"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"{name}={[*values]} holds a value twice")
+                raise ValueError(f"{name}={shown([*values])} holds a value twice")
         for backbone in self.backbones:
             if backbone not in linear_mixers():
-                raise ValueError(f"backbones: {backbone!r} is unknown; {did_you_mean(backbone, linear_mixers())}")
+                raise ValueError(f"backbones: {shown(backbone)} is unknown; {did_you_mean(backbone, linear_mixers())}")
         for mixer in self.proxy.mixers:
             if mixer not in (*linear_mixers(), "softmax"):
                 raise ValueError(f"proxy.mixers: {mixer!r} is unknown; {did_you_mean(mixer, linear_mixers())}")
         for placement in self.placements:
             if placement not in PLACEMENTS:
-                raise ValueError(f"placements: {placement!r} is unknown; {did_you_mean(placement, PLACEMENTS)}")
+                raise ValueError(f"placements: {shown(placement)} is unknown; {did_you_mean(placement, PLACEMENTS)}")
         for ratio in self.ratios:
             self._check_ratio(ratio)
         self._check_sizes()
@@ -198,12 +212,14 @@ class SearchSpace(Frozen):
         layers = self.proxy.layers
         if not isinstance(ratio, str):
             if sorted(set(ratio)) != list(ratio) or not all(0 <= i < layers for i in ratio):
-                raise ValueError(f"ratios: {list(ratio)} must be increasing layer positions from 0 to {layers - 1}")
+                raise ValueError(
+                    f"ratios: {shown(list(ratio))} must be increasing layer positions from 0 to {layers - 1}"
+                )
             return
         match = _RATIO.fullmatch(ratio)
         if ratio != "pure" and match is None:
             raise ValueError(
-                f"ratios: {ratio!r} is unknown; allowed: pure, N:1 (one full layer in N), or layer positions"
+                f"ratios: {shown(ratio)} is unknown; allowed: pure, N:1 (one full layer in N), or layer positions"
             )
         if match and int(match[1]) > layers:
             raise ValueError(
@@ -213,6 +229,10 @@ class SearchSpace(Frozen):
 
     def _check_sizes(self) -> None:
         proxy = self.proxy
+        for sizes in (self.deployment, *self.deployment.mixers.values()):
+            for name, size in sizes:
+                if isinstance(size, int | float) and size > _MAX_DEPLOYED:
+                    raise ValueError(f"deployment.{name}={size} is too large; allowed: up to {_MAX_DEPLOYED}")
         for groups in self.kv_groups:
             heads = (proxy.mixers.get("softmax") or MixerSizes()).heads or proxy.heads
             if heads % groups:

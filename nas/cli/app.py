@@ -61,26 +61,53 @@ app.command("dashboard")(tools.dashboard)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line (sys.argv by default) and exits: 0 done, 1 failed, 2 usage or refused, 130 interrupted."""
     state: dict[str, Any] = {"debug": False}
+    _open_closed_streams()
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments), state)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         code = FAILED
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         code = INTERRUPTED
     except Exception as error:  # noqa: BLE001  the program's boundary: every error ends in one line and a code
         code = report(error, debug=state["debug"])
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk: the error has been told
+            _drop_output()
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Sends what is still buffered for stdout nowhere, so that the interpreter does not fail on it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`>&-`) leads nowhere; else the next file to be opened, such as the database,
+    would get its number, and all that is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            if descriptor != number:
+                os.dup2(descriptor, number)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115  for good
 
 
 def run(arguments: Sequence[str], state: dict[str, Any]) -> int:
     """Runs a command line and returns its exit code; errors pass through. `state` takes the global options."""
-    from nas.settings import read_file
+    from nas.settings import SettingsError, read_file
 
     command = typer.main.get_command(app)
-    settings = dict.fromkeys(COMMANDS, read_file())
+    try:
+        settings = dict.fromkeys(COMMANDS, read_file())
+    except SettingsError:
+        if arguments and not {"--help", "-h", "--version"} & set(arguments):
+            raise
+        settings = {}
     code = command.main(arguments, prog_name="nas", standalone_mode=False, default_map=settings, obj=state)
     return code if isinstance(code, int) else 0
 

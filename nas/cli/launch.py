@@ -102,7 +102,9 @@ def run(request: Request, plan: Plan) -> Result:
         with view:
             return run_search(request, notify=view.notify, log=view.log)
     except StudyAborted as error:
-        raise Failed(f"{one_line(error)}; nas trials {plan.study} --state failed lists them") from error
+        listing = f"nas trials {plan.study}{storage_option(request.storage)}"
+        hint = f"{listing} shows the trials; mend the cause and run the same command again"
+        raise Failed(f"{one_line(error)}; {hint}") from error
     except (LaunchError, StoreError) as error:
         raise (Failed if view.began else Refused)(one_line(error)) from error
     except (ValueError, ConnectionError, RuntimeError) as error:

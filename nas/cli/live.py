@@ -62,13 +62,14 @@ class LineView:
         self._plan = plan
 
     def notify(self, dispatcher: Dispatcher) -> None:
-        self.began = True
+        if not self.began:
+            self.began = True
+            self.log(heading(self._plan))
 
     def log(self, line: str) -> None:
         print(line, flush=True)
 
     def __enter__(self) -> Self:
-        self.log(heading(self._plan))
         return self
 
     def __exit__(
@@ -83,7 +84,7 @@ class LiveView:
         self.began = False
         self._plan = plan
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
-        self._live = Live(Text(heading(plan)), console=console(), auto_refresh=False)
+        self._live = Live(Text(), console=console(), auto_refresh=False)
         self._drawn = -REDRAW_SECONDS
         self._progress = Progress(plan)
 
@@ -99,7 +100,7 @@ class LiveView:
     def log(self, line: str) -> None:
         self._lines.append(line)
         if not self.began:
-            self._live.update(Text("\n".join((heading(self._plan), *self._lines))), refresh=True)
+            self._live.update(Text("\n".join(self._lines)), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)

@@ -44,9 +44,9 @@ def reading(storage: str, study: str | None) -> Iterator[tuple[Store, StudyInfo]
 
 
 def parse_trial(trial: str) -> tuple[str | None, int]:
-    """(study or None for the latest, number) of `STUDY/N` or `N`."""
+    """(study or None for the latest, number) of `STUDY/N` or `N`; N has at most 9 digits."""
     study, slash, number = trial.rpartition("/")
-    if not (number.isascii() and number.isdecimal()) or (slash and not study):
+    if not (number.isascii() and number.isdecimal() and len(number) <= 9) or (slash and not study):
         raise Refused(f"trial={trial!r} is not a trial; allowed: STUDY/N, or N in the latest study")
     return study or None, int(number)
 

@@ -169,7 +169,7 @@ def data() -> None:
 def show_data(
     name: Annotated[str, typer.Argument(metavar="mqar|text", help="A recall task, or text.")],
     space: Annotated[str, typer.Option("--space", metavar="NAME|FILE", help="Whose data.")] = "cpu-demo",
-    seed: Annotated[int, typer.Option("--seed", help="Another seed draws another sample.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Another seed draws another sample.")] = 0,
 ) -> None:
     """Print a sample of the training data that a person can read."""
     from search_spaces import load_space

@@ -58,7 +58,7 @@ def parse_contexts(given: str) -> list[int]:
     """Context lengths of "4k,32k": k = 1024."""
     found = []
     for part in given.lower().split(","):
-        match = re.fullmatch(r"\s*([1-9]\d*)(k?)\s*", part)
+        match = re.fullmatch(r"\s*([1-9]\d{0,8})(k?)\s*", part, re.ASCII)
         if match is None:
             raise Refused(f"--context={given!r} is not a list of context lengths; allowed: 4096 or 4k, by commas")
         found.append(int(match[1]) * (1024 if match[2] else 1))
@@ -67,7 +67,7 @@ def parse_contexts(given: str) -> list[int]:
 
 def parse_duration(given: str) -> float:
     """Seconds of "90", "90s", "10m", "2h" or "1d"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", given.lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", given.lower(), re.ASCII)
     if match is None:
         raise Refused(f"--timeout={given!r} is not a duration; allowed: seconds (90), or 90s, 10m, 2h, 1d")
     return float(match[1]) * _SECONDS[match[2] or "s"]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nas.cli.errors import Failed, Refused, refusing
+from nas.cli.errors import Failed, Refused, one_line, refusing
 from nas.cli.options import StorageOption, StudyArgument, parse_trial, reading
 from nas.settings import DEFAULT_STORAGE
 
@@ -37,11 +37,17 @@ def export(
         numbers = [number]
     else:
         study, numbers = what, best_trials(storage, what, top or 1)
-    from nas.export import export_trials
+    from nas.export import WriteError, export_trials
 
     with reading(storage, study) as (store, info), refusing(ValueError):
-        for path in export_trials(store, info.name, numbers, out):
-            typer.echo(path)
+        try:
+            paths = export_trials(store, info.name, numbers, out)
+        except WriteError as error:
+            raise Failed(one_line(error)) from error
+    for path in paths:
+        typer.echo(path)
+    if top is not None and len(numbers) < top:
+        typer.echo(f"exported {len(numbers)}, not {top}: the Front of study {info.name} holds no more", err=True)
 
 
 def best_trials(storage: str, study: str | None, top: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nas.architecture import Candidate
 from nas.export.card import model_card
-from nas.export.errors import ExportError
+from nas.export.errors import ExportError, WriteError
 from nas.messages import TrialState
 from nas.search.records import record
 from nas.store import Store, StudyInfo, TrialRow
@@ -35,6 +35,7 @@ def export_trials(store: Store, study: str | None, numbers: Sequence[int], out: 
         out: made if missing. An earlier export of the same trial is replaced; any other folder is left alone.
 
     Raises:
+        WriteError: it was begun and failed, as on a full disk.
         ExportError: a trial has no readable checkpoint, or the folder is taken or not writable.
         StudyNotFound, TrialNotFound: as named.
     """
@@ -60,6 +61,8 @@ def _check_target(target: Path) -> None:
 
 
 def _export(info: StudyInfo, row: TrialRow, target: Path) -> Path:
+    from safetensors import SafetensorError
+
     model = load_model(row)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +75,8 @@ def _export(info: StudyInfo, row: TrialRow, target: Path) -> Path:
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise WriteError(f"out={str(target)!r} cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target

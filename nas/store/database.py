@@ -43,9 +43,9 @@ class Database:
         With read_only it never creates, migrates or writes anything. Raises StorageError: a URL that is neither, a
         file or folder that is missing or not writable, a server that does not answer, a schema newer than this code.
         """
-        address = _parse(url)
+        address = parse_url(url)
         if address.get_backend_name() == "sqlite":
-            _check_file(address, read_only)
+            check_file(address, read_only)
         with one_line(address):
             database = cls(address, _engine(address, read_only), read_only=read_only)
             try:
@@ -112,7 +112,12 @@ def one_line(url: URL) -> Iterator[None]:
         raise StorageError(f"storage {url!r}: {reason}") from error
 
 
-def _parse(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """The URL of a database that we support.
+
+    Raises:
+        StorageError: it is none.
+    """
     shown = re.sub(r":[^:/@]+@", ":***@", url)
     allowed = "sqlite:///FILE or postgresql://USER@HOST/NAME"
     try:
@@ -127,7 +132,7 @@ def _parse(url: str) -> URL:
     return parsed
 
 
-def _check_file(url: URL, read_only: bool) -> None:
+def check_file(url: URL, read_only: bool) -> None:
     """Says plainly what SQLite would call `unable to open database file` or notice only at the first write."""
     path = Path(url.database or "")
     if read_only:

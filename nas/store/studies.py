@@ -17,7 +17,7 @@ from nas.store.locking import AdvisoryLock, FileLock, StudyLock
 from nas.store.rows import STUDY_COLUMNS, StudyInfo, study_info, to_json
 from nas.store.tables import UtcNow, studies, study_meta
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Studies(Database):
@@ -25,7 +25,7 @@ class Studies(Database):
 
     def create_study(self, name: str, space: dict[str, Any], space_digest: str, seed: int) -> StudyInfo:
         """Raises StudyExists, or InvalidValue for a name that cannot be part of a file name or of `STUDY/N`."""
-        if not _NAME.fullmatch(name):
+        if not STUDY_NAME.fullmatch(name):
             raise InvalidValue(f"study={name!r}: allowed are 1 to 64 letters, digits, '.', '_', '-', not first '.-_'")
         values = {"name": name, "space": to_json("space", space), "space_digest": space_digest, "seed": seed}
         with self._write() as connection:

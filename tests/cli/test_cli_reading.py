@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from nas.cli import text
 from nas.search.front import front
@@ -206,6 +208,29 @@ def test_export_takes_the_best_of_the_front_or_one_trial(
     assert nas("export", "demo", "--top", "2", "--out", "o").out == "".join(f"o/{number}\n" for number in best[:2])
     assert nas("export", "demo/5", "--out", "o").out == "o/5\n"
     assert asked == [("demo", best[:2]), ("demo", [5])]
+    ended = nas("export", "demo", "--top", "50", "--out", "o")
+    assert ended.code == 0
+    assert len(ended.out.splitlines()) == len(best)
+    assert ended.err == f"exported {len(best)}, not 50: the Front of study demo holds no more\n"
+
+
+def test_an_export_that_fails_half_way_is_a_failure(
+    demo: Ended, nas: Nas, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    from nas.export import hub
+
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    number = stored()[0]["trial"]
+    row = SimpleNamespace(number=number, checkpoint="x")
+    monkeypatch.setattr("nas.store.Store.trial", lambda *_: row)
+    monkeypatch.setattr(hub, "load_model", lambda _: None)
+    monkeypatch.setattr(hub, "_write", full)
+    ended = nas("export", f"demo/{number}", "--out", "o")
+    assert ended.code == 1
+    assert ended.error.startswith(f"error: out='o/demo-{number}' cannot be written: I/O error: No space")
+    assert not list((folder / "o").iterdir())
 
 
 def test_dashboard_runs_the_server_with_the_storage_in_its_environment(

@@ -61,7 +61,7 @@ def test_p1_grid_is_the_papers_grid() -> None:
         ("trials: 24", "trials: many", "trials='many'"),
         ("trials: 24", "trials: 0", "trials=0"),
         ("keys: 16", "key: 16", "unknown key 'key'; did you mean 'keys'?"),
-        ("keys: 16", "keys: 8", "pairs=13 needs as many different keys; keys=8"),
+        ("keys: 16", "keys: 8", "pairs=16 needs as many different keys; keys=8"),
         ("low: 1.5e-3", "low: 7e-3", "low=0.007 must be below high=0.006"),
         ("low: 1.5e-3", "low: .nan", "finite"),
         ("rungs: {steps: [100, 200, 300]", "rungs: {steps: [100, 300, 200]", "must increase"),
@@ -70,6 +70,22 @@ def test_p1_grid_is_the_papers_grid() -> None:
         ("kv_groups: [1, 2]", "kv_groups: [1, 3]", "kv_groups: 3 must divide the softmax heads of the proxy, 2"),
         ("sequence_length: 64", "sequence_length: 32", "mqar needs"),
         ("adamw:", "adam:", "optimizers.adam"),
+        ("lr: {low: 1.5e-3, high: 6e-3}", "lr: [.inf]", "optimizers.adamw.lr.0=inf: Input should be a finite number"),
+        ("lr: {low: 1.5e-3, high: 6e-3}", "lr: {low: 0, high: 1}", "optimizers.adamw.lr.low=0: Input should be gr"),
+        ("  layers: 4", "  layers: 1025", "proxy.layers=1025: Input should be less than or equal to 1024"),
+        ("hidden_size: 64", "hidden_size: 100000000", "proxy.hidden_size=100000000: Input should be less than"),
+        ("head_dim: 32", "head_dim: 33", "proxy: softmax does not fit its sizes: head_dim=33 must be even"),
+        ("heads: 2", "heads: 2\n  heads: 2", "key 'heads' is given twice"),
+        ("keys: 16", "keys: 65537", "keys=65537: Input should be less than or equal to 65536"),
+        ("trials: 24", "trials: " + "9" * 5000, "not valid YAML"),
+        ("trials: 24", "trials: 1000001", "trials=1000001: Input should be less than or equal to 1000000"),
+        ("trials: 24", "trials: " + "x" * 5000, "trials='xxx"),
+        ("trials: 24", "? [1]\n: 2", "key [1] is no name"),
+        ("trials: 24", "<<: {trials: 24}", "<<: unknown key '<<'"),
+        ("trials: 24", "trials: " + "[" * 3000, "nested too deeply"),
+        ("trials: 24", "deployment: {context: 99999999999}", "deployment.context=99999999999 is too large"),
+        ("trials: 24", "budget: {kv_cache: " + "9" * 400 + "GiB}", "is not a memory size"),
+        ("name: cpu-demo", "name: " + "x" * 65, "name='xxx"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_field(old: str, new: str, message: str) -> None:
@@ -79,6 +95,8 @@ def test_mistakes_are_one_line_that_names_the_field(old: str, new: str, message:
     assert text.startswith("mine.yaml: ")
     assert message in text
     assert "\n" not in text
+    assert "http" not in text
+    assert len(text) < 600
 
 
 def test_unknown_preset_and_unreadable_file(tmp_path: Path) -> None:
