@@ -72,6 +72,15 @@ def design_name(architecture: Architecture) -> str:
     return f"{backbone} {where}{grouped}{routed}"
 
 
+def progress_line(study: str, row: TrialRow) -> str:
+    """One line about a trial that has just been scored."""
+    known = row.facts
+    return (
+        f"{study}/{row.number} {known['name']}, {known['optimizer']} lr {known['lr']:.2g}: "
+        f"recall {row.recall:.2f} at step {row.step}, cache {known['kv_cache_ratio']:.1%} of full attention"
+    )
+
+
 def record(study: str, row: TrialRow) -> dict[str, Any]:
     """The record of one stored trial; absent values are None."""
     return {

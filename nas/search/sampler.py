@@ -27,12 +27,18 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
 from nas.architecture import Candidate, derive_seed
+from nas.messages import Failure
+from nas.messages import TrialState as State
+from nas.store import TrialRow
 from search_spaces.designs import Fixed, Value, candidate
 from search_spaces.schema import LogRange, SearchSpace, ratio_label
 
 MAX_REJECTIONS = 100
 STALE_SHARE = 0.02
 """Optuna cannot change a value it was told; the study is rebuilt once this share of its values is out of date."""
+
+WORST = (Failure.DIVERGED, Failure.OOM)
+"""The design's fault: it is told the worst."""
 
 _GENERATION = "NSGAIISampler:generation"
 
@@ -76,6 +82,19 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
             else CategoricalDistribution(rates)
         )
     return flat
+
+
+def objective_values(space: SearchSpace, row: TrialRow) -> tuple[float, ...] | None:
+    """What the sampler learns of a trial, in the order of the space's objectives; None where there is nothing yet."""
+    worst = row.state is State.FAILED and row.failure in WORST
+    if not worst and row.recall is None:
+        return None
+    known = {
+        "recall": 0.0 if worst else row.recall,
+        "kv_cache": math.log2(row.facts["kv_cache_ratio"]),
+        "loss": math.log(space.workload.vocab_size) if worst or row.loss is None else row.loss,
+    }
+    return tuple(float(known[name] or 0.0) for name in space.objectives)
 
 
 def complete_params(space: SearchSpace, partial: Mapping[str, Value]) -> dict[str, Value]:

@@ -15,8 +15,8 @@ from typing import Any
 from nas.architecture import Candidate, derive_seed
 from nas.messages import Failed, Failure, Finished, Pool, Report, Segment, TrialState
 from nas.search.board import Board
-from nas.search.records import facts, record
-from nas.search.sampler import NoProposal, Sampler, Told, complete_params
+from nas.search.records import facts, progress_line, record
+from nas.search.sampler import WORST, NoProposal, Sampler, Told, complete_params, objective_values
 from nas.store import DuplicateCandidate, Store, StoreError, StudyInfo, TrialRow
 from search_spaces.designs import Value, baselines, grid
 from search_spaces.schema import SearchSpace, ratio_label
@@ -25,8 +25,6 @@ RETRIED = (Failure.LOST, Failure.CHECKPOINT)
 """Not the design's fault: the segment is started again, from step 0 where its checkpoint is damaged."""
 MAX_RETRIES = 3
 """Times that segments of one trial are started again."""
-WORST = (Failure.DIVERGED, Failure.OOM)
-"""The design's fault: the sampler is told the worst."""
 MAX_ERRORS = 5
 """Trials in a row that may end in a code error before the study stops: it is not the designs' fault."""
 POLL_SECONDS = 1.0
@@ -159,7 +157,7 @@ class Dispatcher:
             self.board.note(measurement.trial, [measurement])
         rows = self.board.rows
         past = {
-            number: Told(row.params, row.sampler_state, self._values(row))
+            number: Told(row.params, row.sampler_state, objective_values(self.space, row))
             for number, row in rows.items()
             if row.params and row.state is not TrialState.INFEASIBLE
         }
@@ -298,15 +296,15 @@ class Dispatcher:
             return
         self._errors = 0
         self._tell(row)
-        self.log(self._line(row))
+        self.log(progress_line(self.info.name, row))
 
     def _failed(self, event: Failed) -> None:
-        self._lost[event.trial] += event.kind in RETRIED
-        retry = event.kind is Failure.STORAGE or (event.kind in RETRIED and self._lost[event.trial] <= MAX_RETRIES)
+        retry = event.kind is Failure.STORAGE or (event.kind in RETRIED and self._lost[event.trial] < MAX_RETRIES)
         state = TrialState.WAITING if retry else TrialState.FAILED
         if not self.store.fail_segment(self.info.id, event, state=state):
             return
         self.running.discard(event.trial)
+        self._lost[event.trial] += event.kind in RETRIED
         if event.kind is Failure.CHECKPOINT:
             self.store.forget_checkpoints(self.info.id, [event.trial])
         row = self.refresh(event.trial)
@@ -329,21 +327,9 @@ class Dispatcher:
             raise StudyAborted(message)
 
     def _tell(self, row: TrialRow) -> None:
-        values = self._values(row)
+        values = objective_values(self.space, row)
         if values is not None:
             self._sampler.tell(row.number, values)
-
-    def _values(self, row: TrialRow) -> tuple[float, ...] | None:
-        """What the sampler learns of a trial: see nas.search.sampler. None where it has nothing to learn."""
-        worst = row.state is TrialState.FAILED and row.failure in WORST
-        if not worst and row.recall is None:
-            return None
-        known = {
-            "recall": 0.0 if worst else row.recall,
-            "kv_cache": math.log2(row.facts["kv_cache_ratio"]),
-            "loss": math.log(self.space.workload.vocab_size) if worst or row.loss is None else row.loss,
-        }
-        return tuple(float(known[name] or 0.0) for name in self.space.objectives)
 
     # --- the rest
 
@@ -390,10 +376,3 @@ class Dispatcher:
     def records(self) -> list[dict[str, Any]]:
         """Records of all trials, as `nas.search.records.load` gives them, without reading the store."""
         return [record(self.info.name, row) for _, row in sorted(self.board.rows.items())]
-
-    def _line(self, row: TrialRow) -> str:
-        known = row.facts
-        return (
-            f"{self.info.name}/{row.number} {known['name']}, {known['optimizer']} lr {known['lr']:.2g}: "
-            f"recall {row.recall:.2f} at step {row.step}, cache {known['kv_cache_ratio']:.1%} of full attention"
-        )
