@@ -8,7 +8,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 # ensurepip is asked for because Debian's python3 has venv without it.
 SUITABLE := import ensurepip, sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] < (3, 14))
-INSTALL = $(BIN)/python -m pip install $(if $(CI),--quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
+INSTALL = $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
 
 # A visible title for each check: $(call title,ruff check)
 title = @printf '\n== %s ==\n' '$(1)'
@@ -25,7 +25,7 @@ help:  ## list the targets
 launch: $(LAUNCH_STAMP)  ## install if needed, then search: the demo, or the GPU preset where there is a GPU
 	@$(BIN)/nas launch $(ARGS)
 
-dashboard: $(LAUNCH_STAMP)  ## open the dashboard on the latest study
+dashboard: $(LAUNCH_STAMP)  ## serve the dashboard of the latest study and print its address
 	@$(BIN)/nas dashboard $(ARGS)
 
 test: lint  ## run every check: lint, then pytest

@@ -38,7 +38,7 @@ def space(folder: Path) -> Path:
     """cpu-demo in miniature: 2 backbones, 3 rungs of a few steps."""
     text = read_text("cpu-demo")
     for old, new in (
-        ("[gated_deltanet, deltanet, gla, hgrn2]", "[gated_deltanet, hgrn2]"),
+        ("[gated_deltanet, deltanet, gla, retnet]", "[gated_deltanet, retnet]"),
         ("steps: [100, 200, 300]", "steps: [4, 8, 12]"),
         ("pairs: [4, 8, 12]", "pairs: [2]"),
         ("evaluation_pairs: [8, 12, 16]}", "evaluation_pairs: [2]}\n  evaluation_sequences: 16\n  report_every: 2"),
@@ -129,7 +129,7 @@ def _same_logits(store: Store, number: int, answer: dict[str, Any]) -> None:
 def _cards(folder: Path, number: int) -> None:
     card = (folder / "README.md").read_text()
     assert f"nas export mini/{number}" in card
-    assert "Softmax attention" in card or "HGRN-2" in card or "Gated DeltaNet" in card
+    assert "Softmax attention" in card or "RetNet" in card or "Gated DeltaNet" in card
     details = json.loads((folder / "nas.json").read_text())
     assert details["trial"]["trial"] == number
     assert details["candidate"]["recipe"]["total_steps"] == 12

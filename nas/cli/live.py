@@ -65,6 +65,8 @@ class LineView:
         if not self.began:
             self.began = True
             self.log(heading(self._plan))
+            if ended := sum(row.state.is_final for row in dispatcher.board.rows.values()):
+                self.log(f"going on: {text.count(ended, 'trial')} of {self._plan.trials} ended before")
 
     def log(self, line: str) -> None:
         print(line, flush=True)

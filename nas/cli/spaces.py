@@ -174,8 +174,8 @@ def show_data(
     """Print a sample of the training data that a person can read."""
     from search_spaces import load_space
 
-    workload = load_space(space).workload
+    found = load_space(space)
     from nas.training.data.sample import sample_text
 
     with refusing(ValueError):
-        typer.echo(sample_text(name, workload, seed))
+        typer.echo(sample_text(name, found.workload, seed, found.proxy.sequence_length))

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nas._version import __version__
-from nas.architecture import Architecture, Candidate
+from nas.architecture import Architecture, Candidate, Recipe
 
 _PACKAGES = ("torch", "triton", "flash-linear-attention", "transformers")
 
@@ -42,7 +42,7 @@ shows what its design can recall; it is no language model to use.
 |---|---|
 | recall (chance {facts["recall_chance"]:.3f}) | {_number(facts["recall"])} |
 | validation loss, nats a token | {_number(facts["loss"])} |
-| state | {facts["state"]}, rung {facts["rung"]}, {facts["seeds"]} seed(s) |
+| state | {facts["state"]}, rung {facts["rung"]}, seeds: {facts["seeds"]} |
 
 ## Cost, per sequence
 
@@ -60,9 +60,9 @@ At the Deployment that is {facts["kv_cache_ratio"]:.2%} of full attention's.
 
 ## Recipe
 
-{recipe.optimizer}, learning rate {recipe.lr:.3g}, weight decay {recipe.weight_decay:g}, {recipe.warmup_steps} steps \
-of warm-up of {recipe.total_steps}, {recipe.batch_size} sequences of {recipe.sequence_length} tokens a step. \
-The exact Candidate and search space stand in `nas.json`.
+{recipe.optimizer}, learning rate {recipe.lr:.3g}{_scalar_lr(recipe)}, weight decay {recipe.weight_decay:g}, \
+{recipe.warmup_steps} steps of warm-up of {recipe.total_steps}, {recipe.batch_size} sequences of \
+{recipe.sequence_length} tokens a step. The exact Candidate and search space stand in `nas.json`.
 
 ## Use
 
@@ -82,12 +82,16 @@ def drawing(architecture: Architecture) -> str:
     lines = []
     for index, layer in enumerate(architecture.layers):
         heads = f"{layer.heads} x {layer.head_dim}"
-        extra = f", {layer.kv_heads} KV heads" if layer.kv_heads else ""
+        extra = f", {layer.kv_heads} KV head{'s' * (layer.kv_heads > 1)}" if layer.kv_heads else ""
         extra += f", window {layer.window}" if layer.window else ""
         routed = " -> CLVR" if architecture.routing.kind == "clvr" and layer.entry.delta_rule else ""
         mark = "#" if layer.is_full_attention else "-"
         lines.append(f"{index:>3} {mark * 8} {layer.entry.title} ({heads}{extra}){routed}")
     return "\n".join(lines)
+
+
+def _scalar_lr(recipe: Recipe) -> str:
+    return f" (AdamW on the rest at {recipe.scalar_lr:.3g})" if recipe.scalar_lr else ""
 
 
 def _number(value: float | None) -> str:

@@ -72,6 +72,8 @@ def _export(info: StudyInfo, row: TrialRow, target: Path) -> Path:
     try:
         _write(info, row, model, partial)
         partial.chmod(0o755)
+        for file in partial.iterdir():
+            file.chmod(0o644)  # safetensors writes 0600; a shared folder is to be read
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)

@@ -345,6 +345,7 @@ class Dispatcher:
         paused = sorted(self.board.numbers(TrialState.PAUSED))
         if paused:
             self.store.set_states(self.info.id, paused, TrialState.PRUNED)
+            self.log(f"{len(paused)} trials that did not go on from their rung are pruned")
             for number in paused:
                 self.refresh(number)
 

@@ -15,7 +15,7 @@ from search_spaces.loading import load_space
 from search_spaces.schema import SearchSpace
 
 STUDY = "demo"
-SKILL = {"gated_deltanet": 1.0, "deltanet": 0.86, "hgrn2": 0.7, "gla": 0.62}
+SKILL = {"gated_deltanet": 1.0, "deltanet": 0.86, "retnet": 0.7, "gla": 0.62}
 """How well a backbone recalls here: made up, in the order that papers report."""
 
 

@@ -134,7 +134,7 @@ def test_chart_draws_and_a_click_selects(server: str, page: Page) -> None:
 
 def test_address_and_table_select(server: str, page: Page) -> None:
     page.goto(f"{server}?study=demo&trial=4")
-    expect(page.locator(".nas-name")).to_contain_text("HGRN-2 pure")
+    expect(page.locator(".nas-name")).to_contain_text("RetNet pure")
     grid = page.locator("[data-testid=stDataFrame] canvas").first
     grid.scroll_into_view_if_needed()
     expect(grid).to_be_visible()
@@ -162,5 +162,5 @@ def test_page_follows_the_study_and_keeps_the_selection(server: str, storage: st
         )
         store.finish_segment(info.id, done, state=TrialState.COMPLETE, rung=2)
     expect(tile).to_contain_text("1 running")
-    expect(page.locator(".nas-name")).to_contain_text("HGRN-2 pure")
+    expect(page.locator(".nas-name")).to_contain_text("RetNet pure")
     expect(page).to_have_url(f"{server}?trial=4")

@@ -27,7 +27,7 @@ def test_proposals_are_new_and_a_function_of_seed_and_number(space: SearchSpace,
 
 @pytest.mark.parametrize("name", ["tpe", "nsga2"])
 def test_samplers_move_away_from_backbones_that_lose_early(space: SearchSpace, name: str) -> None:
-    """HGRN-2 and GLA are told a poor recall, as pruned trials are; later proposals avoid them."""
+    """RetNet and GLA are told a poor recall, as pruned trials are; later proposals avoid them."""
     sampler = Sampler(with_sampler(space, name), seed=0)
     late: Counter[object] = Counter()
     for number in range(200):

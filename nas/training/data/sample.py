@@ -12,11 +12,9 @@ from nas.training.data.text import load_corpus
 from nas.training.data.tokenizer import ByteTokenizer
 from nas.workload import MQAR, Workload
 
-TEXT_LENGTH = 512
 
-
-def sample_text(name: str, workload: Workload, seed: int) -> str:
-    """One sample of "text" or of a recall task, with what stands in it and the chance level.
+def sample_text(name: str, workload: Workload, seed: int, length: int = 512) -> str:
+    """One sample of "text" (a window of `length` tokens) or of a recall task, with what is in it and the chance level.
 
     Raises:
         ValueError: the workload has no data of that name.
@@ -25,7 +23,7 @@ def sample_text(name: str, workload: Workload, seed: int) -> str:
     if name in tasks:
         return _recall(tasks[name], ByteTokenizer.of(workload), seed)
     if name == "text":
-        return _text(workload, seed)
+        return _text(workload, seed, length)
     raise ValueError(f"data {name!r} is unknown; {did_you_mean(name, ('text', *tasks))}")
 
 
@@ -54,10 +52,10 @@ def _recall(task: MQAR, tokenizer: ByteTokenizer, seed: int) -> str:
     )
 
 
-def _text(workload: Workload, seed: int) -> str:
+def _text(workload: Workload, seed: int, length: int) -> str:
     text = workload.text
     corpus = load_corpus(text)
-    length = min(TEXT_LENGTH, len(corpus.train) - 1)
+    length = min(length, len(corpus.train) - 1)
     window = corpus.batch(1, length, torch.Generator().manual_seed(derive_seed(seed)))[0, :length]
     return "\n".join(
         (
