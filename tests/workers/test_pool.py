@@ -138,7 +138,8 @@ def test_stop_makes_segments_return_early(pool: RayPool) -> None:
     assert pool.stop(60)
     ends = [event for event in pool.poll(0) if isinstance(event, Finished)]
     assert {event.trial for event in ends} == {1, 2}
-    assert all(0 < event.step < 10_000 for event in ends)
+    assert all(event.step < 10_000 for event in ends)  # 0 where the stop overtakes the first step
+    assert max(event.step for event in ends) > 0
     assert isinstance(run(pool, "describe"), Finished)
 
 
