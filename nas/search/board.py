@@ -61,19 +61,19 @@ class Board:
     def next_promotion(self, *, final: bool) -> tuple[int, int] | None:
         """(trial, rung it finished) that may go on, from the highest rung down.
 
-        `final`: no more trials will be asked for, so a rung that no trial is still on its way to is complete, and at
-        least one of it goes on.
+        `final`: no more trials will be asked for. Then from the lowest rung up: what stays paused below will not come
+        any more, so a rung that no trial is on its way to is complete, and at least one of it goes on.
         """
-        for rung in reversed(range(self.top)):
+        for rung in range(self.top) if final else reversed(range(self.top)):
             if final and self._is_awaited(rung):
-                continue
+                return None  # and so are the rungs above
             ready = self._promotable(rung, final)
             if ready:
                 return ready[0], rung
         return None
 
     def _is_awaited(self, rung: int) -> bool:
-        on_the_way = (TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
+        on_the_way = (TrialState.WAITING, TrialState.RUNNING)
         return any(self.rows[n].rung < rung for state in on_the_way for n in self._by_state[state])
 
     def _promotable(self, rung: int, final: bool) -> list[int]:

@@ -80,11 +80,6 @@ class Trials(Studies):
         with self._read() as connection:
             return get_trial(connection, study_id, number)
 
-    def has_candidate(self, study_id: int, digest: str) -> bool:
-        query = select(trials.c.number).where(trials.c.study_id == study_id, trials.c.candidate_digest == digest)
-        with self._read() as connection:
-            return connection.scalar(query) is not None
-
     def set_states(self, study_id: int, numbers: Collection[int], state: TrialState) -> None:
         """Moves trials to a state other than RUNNING, all or none; a final state sets `finished_at`."""
         check_resting(state)
