@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from nas.registry import Dims, Mixer, get_mixer
+from nas.registry import Dims, Mixer, get_mixer, mixers
 
-_OPTIONAL = ("kv_heads", "window", "rope_theta", "value_heads")
+_OPTIONAL = ("kv_heads", "window", "rope_theta", "qk_norm", "value_heads")
 
 
 class Frozen(BaseModel):
@@ -36,7 +37,8 @@ class LayerSpec(Frozen):
     """One layer of the stack: its mixer and that mixer's sizes.
 
     Linear mixers keep one matrix state of head_dim x (head_dim * expand_v) per value head; softmax layers keep
-    kv_heads keys and values of head_dim per token, of the last `window` tokens where a window is set.
+    kv_heads keys and values of head_dim per token, of the last `window` tokens where a window is set. For Mamba-2,
+    `heads` counts the groups of B and C, `head_dim` is their state size, `value_heads` the heads of x.
     """
 
     mixer: str
@@ -48,6 +50,9 @@ class LayerSpec(Frozen):
     window: PositiveInt | None = None
     conv_size: NonNegativeInt = 0
     rope_theta: PositiveFloat | None = None
+    """Base of the rotary positions; None for no positions (NoPE)."""
+    qk_norm: Literal[True] | None = None
+    """RMSNorm over each head's queries and keys, one scale vector for each, before the rotation."""
 
     @property
     def entry(self) -> Mixer:
@@ -68,8 +73,12 @@ class LayerSpec(Frozen):
             if getattr(self, name) is not None and name not in entry.options:
                 allowed = ", ".join(sorted(entry.options)) or "none of the optional fields"
                 raise ValueError(f"{name}={getattr(self, name)} does not apply to {self.mixer}; allowed: {allowed}")
-        if self.is_softmax and (self.conv_size or self.expand_v != 1):
-            raise ValueError(f"conv_size={self.conv_size}, expand_v={self.expand_v}: softmax takes 0 and 1")
+        if self.is_softmax and self.expand_v != 1:
+            raise ValueError(f"expand_v={self.expand_v}: softmax takes 1")
+        if self.conv_size and not entry.takes_convolution:
+            raise ValueError(f"conv_size={self.conv_size}: {self.mixer} has no short convolution; allowed: 0")
+        if not self.conv_size and entry.needs_convolution:
+            raise ValueError(f"conv_size=0: {self.mixer} has no layer without its short convolution; allowed: 1 and up")
         if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         if self.value_heads and self.value_heads % self.heads:
@@ -82,20 +91,66 @@ class LayerSpec(Frozen):
 
 
 class Routing(Frozen):
-    """Cross-layer value routing.
+    """Cross-layer routing between delta-rule layers (arXiv:2607.07953), and its controls.
 
-    `clvr` (arXiv:2607.07953): after each delta-rule layer l, h <- h + P_l v_l, with v_l the layer's values after
-    projection, short convolution and SiLU, and P_l zero at initialisation; `rank` factors P_l into two.
+    With v_l the layer's values after projection, short convolution and SiLU, before the kernel, and
+    r_l = v_l - S k_l what its decayed state S did not yet say about them at the key k_l:
+
+    - `clvr`: after the whole layer, h <- h + P_l v_l; P_l is zero at initialisation, `rank` factors it into two.
+    - `cler_h`: the same with r_l.
+    - `cler`: v_l <- v_l + G_l r_p, p the nearest delta-rule layer below; G_l is zero at initialisation, one number a
+      layer (`gamma="scalar"`), a head or a channel.
+    - `self_transform`, a control: after the whole layer, h <- h + P_l h.
+    - `wide_ffn`, a control: no routing, the layer's MLP wider by as many parameters as P_l of `clvr` has.
+
+    `scope="linear"` extends CLVR (and the controls) to linear layers without a delta rule: ours, not the paper's.
     """
 
-    kind: Literal["none", "clvr"] = "none"
+    kind: Literal["none", "clvr", "cler", "cler_h", "self_transform", "wide_ffn"] = "none"
     rank: PositiveInt | None = None
+    gamma: Literal["scalar", "head", "channel"] | None = None
+    scope: Literal["linear"] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.rank and self.kind == "none":
-            raise ValueError(f"rank={self.rank} needs kind='clvr'")
+        if self.rank and self.kind not in _RANKED:
+            raise ValueError(f"rank={self.rank} does not apply to kind={self.kind!r}; allowed: {', '.join(_RANKED)}")
+        if (self.gamma is None) == (self.kind == "cler"):
+            raise ValueError(
+                f"gamma={self.gamma!r} with kind={self.kind!r}; cler needs scalar, head or channel, others take none"
+            )
+        if self.scope and self.kind in ("none", "cler", "cler_h"):
+            raise ValueError(
+                f"scope='linear' with kind={self.kind!r}: only a delta rule has a read-out to subtract; "
+                "allowed: clvr (as an extension), self_transform, wide_ffn"
+            )
         return self
+
+    @classmethod
+    def parse(cls, label: str) -> Routing:
+        """The routing that a label names: KIND, KIND:RANK, cler:GAMMA, each with +linear for that scope.
+
+        Raises:
+            ValueError: not such a label.
+        """
+        match = _ROUTING.fullmatch(label)
+        if match is None:
+            raise ValueError(f"routing {label!r} is unknown; allowed: {', '.join(ROUTINGS)}, and clvr:RANK, clvr+linear")
+        kind, argument, linear = match.groups()
+        fields: dict[str, Any] = {"kind": kind, "scope": "linear" if linear else None}
+        if argument:
+            fields |= {"rank": int(argument)} if argument.isdigit() else {"gamma": argument}
+        return cls(**fields)
+
+    @property
+    def label(self) -> str:
+        argument = self.gamma or (self.rank and str(self.rank))
+        return self.kind + (f":{argument}" if argument else "") + ("+linear" if self.scope else "")
+
+
+_RANKED = ("clvr", "cler_h", "self_transform")
+ROUTINGS = ("none", "clvr", "cler:scalar", "cler:head", "cler:channel", "cler_h", "self_transform", "wide_ffn")
+_ROUTING = re.compile(r"(none|clvr|cler|cler_h|self_transform|wide_ffn)(?::([1-9]\d{0,5}|scalar|head|channel))?(\+linear)?")
 
 
 class Architecture(Frozen):
@@ -119,9 +174,40 @@ class Architecture(Frozen):
                     f"layers[{index}]: {layer.mixer} needs heads * head_dim = hidden_size and expand_v = 1; "
                     f"got {layer.heads} * {layer.head_dim}, {self.hidden_size}, {layer.expand_v}"
                 )
-        if self.routing.kind == "clvr" and not any(layer.entry.delta_rule for layer in self.layers):
-            raise ValueError("routing.kind='clvr' needs a delta-rule layer (deltanet, gated_deltanet); there is none")
+        self._check_routing()
         return self
+
+    def _check_routing(self) -> None:
+        routed = [self.layers[i] for i in self.routed_layers]
+        if self.routing.kind != "none" and not routed:
+            delta = ", ".join(name for name, mixer in mixers().items() if mixer.delta_rule)
+            have = ", ".join(dict.fromkeys(layer.mixer for layer in self.layers))
+            raise ValueError(
+                f"routing {self.routing.label!r} needs a delta-rule layer ({delta}); there is none among {have}; "
+                "clvr+linear extends CLVR to other linear layers"
+            )
+        if self.routing.kind == "cler" and len({(x.value_heads or x.heads, x.head_dim * x.expand_v) for x in routed}) > 1:
+            raise ValueError(
+                "routing 'cler' adds one layer's values to another's: all delta-rule layers need the same number of "
+                "value heads and the same value head size"
+            )
+
+    @property
+    def routed_layers(self) -> tuple[int, ...]:
+        """0-based positions of the layers that the routing touches: delta-rule layers, or with its scope all linear."""
+        if self.routing.kind == "none":
+            return ()
+        every = self.routing.scope == "linear"
+        return tuple(
+            i for i, x in enumerate(self.layers) if x.entry.delta_rule or (every and x.entry.family == "linear")
+        )
+
+    def mlp_size(self, index: int) -> int:
+        """Intermediate size of one layer's MLP: wider under the control `wide_ffn`, by a third of the layer's values,
+        which equals P_l of CLVR to within 1.5 hidden sizes of parameters."""
+        if self.routing.kind != "wide_ffn" or index not in self.routed_layers:
+            return self.intermediate_size
+        return self.intermediate_size + max(1, round(self.dims()[index].value / 3))
 
     def dims(self) -> list[Dims]:
         return [Dims.of(layer, self.hidden_size) for layer in self.layers]

@@ -25,6 +25,8 @@ class Cost(Frozen):
     """Decoding one token at the end of the context."""
     training_flops_per_token: NonNegativeInt
     """Forward and backward (3x forward), averaged over a causal context."""
+    p1_mixer_flops_per_token: NonNegativeInt
+    """The mixers alone by arXiv:2507.06457, appendix B: softmax 2 L d, HGRN 5 d, matrix states 5, 7 or 8 an element."""
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -40,29 +42,35 @@ def cost(architecture: Architecture, context: int, dtype: DType = "bfloat16", st
         dtype: of weights, keys, values and convolution states.
         state_dtype: of recurrent matrix states (fla keeps them in float32; HGRN's vector is in `dtype`).
     """
-    attention = recurrent = convolution = flops = training = 0
-    item = ITEMSIZE[dtype]
+    attention = recurrent = convolution = 0
     matrices = architecture.vocab_size * architecture.hidden_size
-    for layer, x in zip(architecture.layers, architecture.dims(), strict=True):
+    mixing = training = published = 0
+    item = ITEMSIZE[dtype]
+    for index, (layer, x) in enumerate(zip(architecture.layers, architecture.dims(), strict=True)):
         mixer = layer.entry
         kept = min(context, layer.window or context)
         attention += mixer.attention_state(x) * kept * item
         state = mixer.recurrent_state(x)
         recurrent += state * (item if mixer.state_dtype == "model" else ITEMSIZE[state_dtype])
         convolution += mixer.convolution_state(x) * item
-        block = mixer.parameters(x) + 3 * architecture.hidden_size * architecture.intermediate_size
-        matrices += block + routing_parameters(architecture, layer, x)
+        matrices += mixer.parameters(x) + 3 * architecture.hidden_size * architecture.mlp_size(index)
+        matrices += routing_parameters(architecture, index, x)
         score = 4 * x.heads * x.head if layer.is_softmax else 0  # q.k and the weighted sum of values
-        flops += mixer.flops_per_state * state + score * kept
-        training += mixer.flops_per_state * state + score * mean_causal_length(context, layer.window)
+        linear = mixer.flops_per_state * state
+        if index in architecture.routed_layers and architecture.routing.kind in ("cler", "cler_h"):
+            linear += 2 * state  # the read-out at the key
+        mixing += linear + score * kept
+        training += linear + score * mean_causal_length(context, layer.window)
+        published += mixer.flops_per_state * state + score // 2 * kept
     return Cost(
         context=context,
         parameters=parameters(architecture),
         attention_bytes=attention,
         recurrent_bytes=recurrent,
         convolution_bytes=convolution,
-        flops_per_token=2 * matrices + flops,
+        flops_per_token=2 * matrices + mixing,
         training_flops_per_token=3 * (2 * matrices + training),
+        p1_mixer_flops_per_token=published,
     )
 
 
@@ -76,26 +84,77 @@ def parameters(architecture: Architecture) -> int:
     """Trainable parameters, norms, embeddings and routing included."""
     d = architecture.hidden_size
     total = architecture.vocab_size * d * (1 if architecture.tie_word_embeddings else 2) + d
-    for layer, x in zip(architecture.layers, architecture.dims(), strict=True):
+    for index, (layer, x) in enumerate(zip(architecture.layers, architecture.dims(), strict=True)):
         total += layer.entry.parameters(x) + layer.entry.lower_bounds(x)
-        total += 2 * d + 3 * d * architecture.intermediate_size
-        total += routing_parameters(architecture, layer, x)
+        total += 2 * d + 3 * d * architecture.mlp_size(index)
+        total += routing_parameters(architecture, index, x)
     return total
 
 
-def routing_parameters(architecture: Architecture, layer: LayerSpec, x: Dims) -> int:
-    """Parameters of the layer's CLVR projection: value -> hidden, or through `rank`; 0 without a delta rule."""
-    if architecture.routing.kind == "none" or not layer.entry.delta_rule:
+def routing_parameters(architecture: Architecture, index: int, x: Dims) -> int:
+    """Parameters that the routing adds to one layer, beside a wider MLP (`Architecture.mlp_size`)."""
+    routing = architecture.routing
+    if index not in architecture.routed_layers or routing.kind == "wide_ffn":
         return 0
-    rank = architecture.routing.rank
-    return x.value * x.d if rank is None else rank * (x.value + x.d)
+    if routing.kind == "cler":
+        if index == architecture.routed_layers[0]:
+            return 0  # no delta-rule layer below: nothing to add
+        return {"scalar": 1, "head": x.value_heads, "channel": x.value}[routing.gamma or "scalar"]
+    source = x.d if routing.kind == "self_transform" else x.value
+    return source * x.d if routing.rank is None else routing.rank * (source + x.d)
+
+
+def match_parameters(architecture: Architecture, target: int) -> Architecture:
+    """The same design with the MLP width that brings its parameters nearest to `target`.
+
+    The width is a multiple of the largest power of two, at most 64, whose rounding error stays within .5 % of the
+    target (1 where even that does not), so designs matched to one target differ by at most 1 %.
+
+    Raises:
+        ValueError: the mixers alone exceed the target: no width of at least one step remains.
+    """
+    unit = 3 * architecture.hidden_size * len(architecture.layers)  # parameters of one more unit of width everywhere
+    step = 64
+    while step > 1 and step * unit > target / 100:
+        step //= 2
+    rest = target - parameters(architecture) + unit * architecture.intermediate_size
+    width = round(rest / (unit * step)) * step
+    if width < step:
+        raise ValueError(
+            f"parameters: the layers without MLPs have {target - rest}, and {target} are to be matched; "
+            f"allowed: smaller heads, or an intermediate_size above {-(-(target - rest) // unit)}"
+        )
+    return architecture.model_copy(update={"intermediate_size": width})
+
+
+def break_even_context(
+    design: Architecture, reference: Architecture, dtype: DType = "bfloat16", state_dtype: DType = "float32"
+) -> int | None:
+    """The smallest context at which `design` keeps no more bytes than `reference`; None if there is none up to 2^40."""
+
+    def cheaper(context: int) -> bool:
+        ours, theirs = (cost(x, context, dtype, state_dtype).kv_cache_bytes for x in (design, reference))
+        return ours <= theirs
+
+    high = 1
+    while not cheaper(high):
+        high *= 2
+        if high > 2**40:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if cheaper(middle) else (middle, high)
+    return high
 
 
 class HeadSizes(Frozen):
-    """Heads and head size of one mixer at the Deployment; None takes the Deployment's own."""
+    """Sizes of one mixer at the Deployment; None takes the Deployment's own, or for a window the proxy's."""
 
     heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
+    value_heads: PositiveInt | None = None
+    window: PositiveInt | None = None
 
 
 class Deployment(Frozen):
@@ -139,10 +198,14 @@ class Deployment(Frozen):
         sizes = self.mixers.get(layer.mixer, HeadSizes())
         heads, head_dim = sizes.heads or self.heads, sizes.head_dim or self.head_dim
         update: dict[str, object] = {"heads": heads, "head_dim": head_dim}
+        if layer.entry.shared_keys:
+            update |= {"heads": sizes.heads or layer.heads, "value_heads": sizes.value_heads or self.heads}
+        elif layer.value_heads:
+            update["value_heads"] = sizes.value_heads or heads * (layer.value_heads // layer.heads)
         if layer.kv_heads:
             update["kv_heads"] = max(1, heads * layer.kv_heads // layer.heads)
-        if layer.value_heads:
-            update["value_heads"] = heads * (layer.value_heads // layer.heads)
+        if layer.window and sizes.window:
+            update["window"] = sizes.window
         return LayerSpec.model_validate(layer.canonical() | update)
 
     def full_attention(self) -> Architecture:

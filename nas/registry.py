@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 GLA_GATE_RANK = 16
 """Rank of GLA's gate projection (fla's `gate_low_rank_dim`)."""
+RWKV6_SHIFT_RANK = 32
+"""Rank of each of RWKV-6's five token-shift projections (fla's `proj_low_rank_dim`)."""
+RWKV6_DECAY_RANK = 64
+"""Rank of RWKV-6's decay projection (fla's `gate_low_rank_dim`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Dims:
     value_head: int
     kv_heads: int  # key/value heads of a softmax layer
     conv: int  # short-convolution width, 0 for none
+    qk_norm: bool = False  # whether a softmax layer normalises its queries and keys
 
     @property
     def key(self) -> int:
@@ -50,6 +55,7 @@ class Dims:
             value_head=round(layer.head_dim * layer.expand_v),
             kv_heads=layer.kv_heads or layer.heads,
             conv=layer.conv_size,
+            qk_norm=bool(layer.qk_norm),
         )
 
 
@@ -87,6 +93,13 @@ class Mixer:
     """Optional LayerSpec fields that this mixer understands."""
     square_heads: bool = False
     """True where fla's layer needs heads * head_dim = hidden size and expand_v = 1."""
+    takes_convolution: bool = True
+    """False where the layer has no short convolution of a width to choose."""
+    needs_convolution: bool = False
+    """True where the layer cannot be built without its short convolution."""
+    shared_keys: bool = False
+    """True where all value heads usually share one group of keys (Mamba-2): a space or a Deployment that gives heads
+    means value heads, and the groups stay as they are."""
 
 
 def _conv(x: Dims) -> int:
@@ -104,9 +117,10 @@ _MIXERS = (
         family="softmax",
         update_rule="o_t = softmax(q_t K_t' / sqrt(D)) V_t",
         source="Vaswani et al., arXiv:1706.03762; GQA, arXiv:2305.13245",
-        parameters=lambda x: x.d * x.head * (2 * x.heads + 2 * x.kv_heads),
+        parameters=lambda x: x.d * x.head * (2 * x.heads + 2 * x.kv_heads) + (2 * x.head if x.qk_norm else 0),
         attention_state=lambda x: 2 * x.kv_heads * x.head,
-        options=frozenset({"kv_heads", "window", "rope_theta"}),
+        takes_convolution=False,
+        options=frozenset({"kv_heads", "window", "rope_theta", "qk_norm"}),
     ),
     Mixer(
         name="gated_deltanet",
@@ -117,6 +131,53 @@ _MIXERS = (
         # q, k, v, output gate, o; a and b; the two decay vectors; convolutions; the output norm
         parameters=lambda x: (
             x.d * (2 * x.key + 3 * x.value) + 2 * x.d * x.value_heads + 2 * x.value_heads + _conv(x) + x.value_head
+        ),
+        recurrent_state=_matrix_state,
+        convolution_state=_conv,
+        flops_per_state=8,
+        delta_rule=True,
+        conv_size=4,
+        options=frozenset({"value_heads"}),
+    ),
+    Mixer(
+        name="kda",
+        title="Kimi Delta Attention",
+        family="linear",
+        update_rule="S_t = S_{t-1} Diag(a_t) (I - b_t k_t k_t') + b_t v_t k_t'",
+        source="Kimi Team, arXiv:2510.26692",
+        # q, k, v, o; the decay and the output gate, each through one value head's width; b; two decay vectors; the
+        # gate's bias; convolutions; the output norm
+        parameters=lambda x: (
+            x.d * (2 * x.key + 2 * x.value + 2 * x.value_head + x.value_heads)
+            + x.value_head * (x.value_heads * x.head + x.value)
+            + x.value_heads * (1 + x.head)
+            + x.value
+            + _conv(x)
+            + x.value_head
+        ),
+        recurrent_state=_matrix_state,
+        convolution_state=_conv,
+        flops_per_state=8,
+        delta_rule=True,
+        conv_size=4,
+        options=frozenset({"value_heads"}),
+    ),
+    Mixer(
+        name="gated_deltanet2",
+        title="Gated DeltaNet-2",
+        family="linear",
+        update_rule="S_t = S_{t-1} Diag(a_t) (I - (b_t * k_t) k_t') + (w_t * v_t) k_t'",
+        source="Gated DeltaNet-2, NVlabs/GatedDeltaNet-2; compared in arXiv:2607.07953",
+        # q, k, v, the two gates b and w, o; the decay and the output gate, each through one value head's width; two
+        # decay vectors; the gate's bias; convolutions; the output norm
+        parameters=lambda x: (
+            x.d * (3 * x.key + 3 * x.value + 2 * x.value_head)
+            + x.value_head * (x.key + x.value)
+            + x.heads
+            + x.key
+            + x.value
+            + _conv(x)
+            + x.value_head
         ),
         recurrent_state=_matrix_state,
         convolution_state=_conv,
@@ -188,6 +249,47 @@ _MIXERS = (
         recurrent_state=_matrix_state,
         convolution_state=_conv,
         flops_per_state=5,
+    ),
+    Mixer(
+        name="mamba2",
+        title="Mamba-2",
+        family="linear",
+        update_rule="S_t = a_t S_{t-1} + v_t k_t'",
+        source="Dao and Gu, arXiv:2405.21060",
+        # in: gate and x (value), B and C (key), dt; out; the convolution and its bias; dt bias, A and D; the norm.
+        # `heads` groups of B and C of state size `head_dim`, `value_heads` heads of x
+        parameters=lambda x: (
+            x.d * (3 * x.value + 2 * x.key + x.value_heads)
+            + (x.conv + 1) * (x.value + 2 * x.key)
+            + 3 * x.value_heads
+            + x.value
+        ),
+        recurrent_state=_matrix_state,
+        convolution_state=_conv,
+        flops_per_state=5,
+        conv_size=4,
+        needs_convolution=True,
+        shared_keys=True,
+        options=frozenset({"value_heads"}),
+    ),
+    Mixer(
+        name="rwkv6",
+        title="RWKV-6",
+        family="linear",
+        update_rule="S_t = S_{t-1} Diag(a_t) + v_t k_t'; o_t = (S_{t-1} + v_t (d * k_t)') q_t",
+        source="Peng et al., arXiv:2404.05892",
+        # r, k, v, gate, o; the five token shifts; the decay; the bonus; the output norm
+        parameters=lambda x: (
+            x.d * (2 * x.key + 3 * x.value)
+            + x.d * (10 * RWKV6_SHIFT_RANK + 6)
+            + RWKV6_DECAY_RANK * (x.d + x.key)
+            + 2 * x.key
+            + 2 * x.value
+        ),
+        recurrent_state=_matrix_state,
+        convolution_state=lambda x: x.d,  # the token shift keeps the last hidden state
+        flops_per_state=7,
+        takes_convolution=False,
     ),
 )
 

@@ -125,7 +125,7 @@ def test_placement_names(positions: tuple[int, ...], layers: int, name: str) -> 
         ({"mixer": "gated_delta"}, "did you mean 'gated_deltanet'"),
         ({"mixer": "gla", "window": 8}, "window=8 does not apply to gla"),
         ({"mixer": "softmax", "kv_heads": 3}, "kv_heads=3 must divide heads=4"),
-        ({"mixer": "softmax", "conv_size": 4}, "softmax takes 0 and 1"),
+        ({"mixer": "softmax", "conv_size": 4}, "softmax has no short convolution"),
         ({"mixer": "gla", "expand_v": 1.3}, "must be a whole number"),
         ({"mixer": "gla", "expand_v": float("nan")}, "finite"),
         ({"mixer": "gla", "head": 1}, "Extra inputs"),
