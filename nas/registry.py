@@ -1,7 +1,8 @@
 """What a layer can be: one torch-free entry per mixer, with its limits and closed-form sizes.
 
 The torch side of an entry is `build_<name>` in `nas.models.mixers`; the two are joined by name only. Other
-packages add mixers through the entry-point group `nas.mixers` (an object that is a `Mixer`).
+packages add mixers through the entry-point groups `nas.mixers` (an object that is a `Mixer`) and
+`nas.mixer_builders` (its torch side); CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations

@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from nas.architecture import Frozen
+from nas.tasks import MQAR, AnyTask, RecallTask, Weight
 
 BYTES = 256
 """The tokenizer's first 256 ids are the bytes; special tokens <|r0|>, <|r1|>, ... follow (design.md 11)."""
-
-Weight = Annotated[float, Field(ge=0, le=1e6)]
-
-
-class MQAR(Frozen):
-    """Multi-query associative recall (Arora et al., arXiv:2312.04927).
-
-    A sequence shows `pairs` keys each followed by its value, then asks for every key again in random order; the
-    answer to a key is the value shown with it. Training draws the number of pairs from `pairs` in equal parts;
-    evaluation takes each of `evaluation_pairs`, of which those not in `pairs` are held out. Training repeats the
-    queries, in new orders, to the end of the sequence; evaluation asks each once. Labels stand only at the
-    answers. Chance is 1 / values.
-    """
-
-    task: Literal["mqar"] = "mqar"
-    weight: Weight = 1.0
-    keys: Annotated[int, Field(ge=2, le=2**16)] = 16
-    values: Annotated[int, Field(ge=2, le=2**16)] = 16
-    pairs: tuple[PositiveInt, ...] = Field(default=(2, 5, 10), min_length=1)
-    evaluation_pairs: tuple[PositiveInt, ...] = Field(default=(5, 10, 13), min_length=1)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        largest = max(*self.pairs, *self.evaluation_pairs)
-        if largest > self.keys:
-            raise ValueError(f"pairs={largest} needs as many different keys; keys={self.keys}")
-        return self
-
-    @property
-    def special_tokens(self) -> int:
-        return self.keys + self.values
-
-    @property
-    def answers(self) -> int:
-        """How many symbols an answer is one of; chance is its inverse."""
-        return self.values
-
-    @property
-    def min_length(self) -> int:
-        """Tokens of the longest sequence the task makes: pairs (2 each), then queries with answers (2 each)."""
-        return 4 * max(*self.pairs, *self.evaluation_pairs)
 
 
 class Text(Frozen):
@@ -72,7 +32,7 @@ class Workload(Frozen):
     """The training mix and its evaluation; `weight`s are shares of the sequences of a batch."""
 
     text: Text = Text()
-    recall: tuple[MQAR, ...] = Field(default=(MQAR(),), min_length=1)
+    recall: tuple[Annotated[RecallTask, AnyTask], ...] = Field(default=(MQAR(),), min_length=1)
     evaluation_sequences: Annotated[int, Field(gt=0, le=2**20)] = 128
     """Sequences per evaluation size, and text windows of the validation loss."""
     report_every: Annotated[int, Field(gt=0, le=10**8)] = 10

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from nas.registry import did_you_mean
+from nas.tasks import tasks
 
 _LINE = 500
 _VALUE = 80
@@ -42,11 +43,13 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
     problem = _telling(error.errors(include_url=False))
     *parents, last = problem["loc"] or ("",)
     # a user knows fields, not the branches of a union
-    parts = [part for part in problem["loc"] if not str(part).endswith("]") and part not in _BRANCHES]
+    parts = [part for part in problem["loc"] if not str(part).endswith("]") and part not in (*_BRANCHES, *tasks())]
     path = clip(".".join(part if isinstance(part, str) and len(part) <= _VALUE else shown(part) for part in parts))
     if problem["type"] == "extra_forbidden":
         return clip(f"{path}: unknown key {shown(last)}; {did_you_mean(str(last), tuple(_fields(model, parents)))}")
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "recall_task" and isinstance(problem["input"], dict):
+        return clip(f"{path}.task={shown(problem['input'].get('task'))}: {message}")
     value = "" if problem["type"] in ("missing", "value_error") else f"={shown(problem['input'])}"
     return clip(f"{path}{value}: {message}" if path else message)
 
@@ -60,6 +63,9 @@ def _telling(problems: list[ErrorDetails]) -> ErrorDetails:
 def _fields(model: type[BaseModel], path: list[Any]) -> list[str]:
     """Field names of the model that `path` leads to from `model`."""
     for part in path:
+        if part in tasks():  # the branch of a recall task
+            model = tasks()[part]
+            continue
         info = model.model_fields.get(str(part)) if isinstance(part, str) else None
         found = _models(info.annotation) if info else []
         if found:

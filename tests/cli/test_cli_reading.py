@@ -190,7 +190,7 @@ def test_spaces_lists_prints_and_checks(nas: Nas, folder: Path) -> None:
 
 def test_data_show_prints_a_sample(nas: Nas) -> None:
     sample = nas("data", "show", "mqar", "--space", "tiny.yaml").out
-    assert "chance: 1 of 16 values = 0.0625" in sample
+    assert "chance: 1 of 16 answers = 0.0625" in sample
     assert sample != nas("data", "show", "mqar", "--space", "tiny.yaml", "--seed", "1").out
 
 

@@ -9,7 +9,8 @@ import torch
 
 from nas.architecture import Architecture, Candidate, LayerSpec, Recipe
 from nas.messages import Segment
-from nas.workload import MQAR, Text, Workload
+from nas.tasks import MQAR
+from nas.workload import Text, Workload
 
 SOFTMAX = LayerSpec(mixer="softmax", heads=2, head_dim=16)
 GDN = LayerSpec(mixer="gated_deltanet", heads=2, head_dim=16, conv_size=4)

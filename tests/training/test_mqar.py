@@ -8,7 +8,8 @@ from nas.training.data.mix import Mix
 from nas.training.data.recall import GENERATORS
 from nas.training.data.recall.mqar import FILLER, IGNORED, generate
 from nas.training.data.sample import sample_text
-from nas.workload import BYTES, MQAR, Workload
+from nas.tasks import MQAR, tasks
+from nas.workload import BYTES, Workload
 
 SPEC = MQAR(keys=16, values=12)
 
@@ -69,7 +70,7 @@ def test_too_short_a_sequence_is_refused() -> None:
 
 
 def test_every_task_has_a_generator() -> None:
-    assert set(GENERATORS) == {MQAR.model_fields["task"].default}
+    assert set(GENERATORS) == set(tasks())
 
 
 def test_batches_are_functions_of_seed_and_step(workload: Workload) -> None:
@@ -110,7 +111,7 @@ def test_evaluation_is_fixed_and_apart_from_training(workload: Workload) -> None
 
 def test_samples_say_what_is_asked_and_by_chance(workload: Workload) -> None:
     sample = sample_text("mqar", workload, seed=0)
-    assert "chance: 1 of 8 values = 0.1250" in sample
+    assert "chance: 1 of 8 answers = 0.1250" in sample
     shown = dict(pair.split(" -> ") for pair in sample.split("shown: ")[1].splitlines()[0].split(", "))
     asked = dict(pair.split(" -> ") for pair in sample.split("asked: ")[1].splitlines()[0].split(", "))
     assert asked == {key: f"[{value}]" for key, value in shown.items()}

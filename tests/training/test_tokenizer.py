@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from nas.training.data.tokenizer import ByteTokenizer
-from nas.workload import MQAR, Workload
+from nas.tasks import MQAR
+from nas.workload import Workload
 
 TOKENIZER = ByteTokenizer(32)
 TEXTS = [

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from nas.architecture import derive_seed
-from nas.training.data.recall import GENERATORS
+from nas.tasks import RecallTask
+from nas.training.data.recall import generator_of
 from nas.training.data.recall.mqar import IGNORED
 from nas.training.data.text import Corpus, load_corpus
-from nas.workload import MQAR, Workload
+from nas.workload import Workload
 
 # The first part of every seed: no training batch can draw what an evaluation draws.
 _TRAINING, _EVALUATION = 0, 1
@@ -68,20 +69,20 @@ class Mix:
             weights=torch.cat([w / (w > 0).sum() for w in weights]),
         )
 
-    def _recall(self, task: MQAR, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _recall(self, task: RecallTask, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The step's sequences of a task; its sizes take turns, so that over steps each has an equal part."""
         count, sizes = self.counts[task.task], task.pairs
         turns = [(step * count + row) % len(sizes) for row in range(count)]
         made = [
-            GENERATORS[task.task](task, size, turns.count(turn), self.length, generator, repeat=True)
+            generator_of(task.task)(task, size, turns.count(turn), self.length, generator, repeat=True)
             for turn, size in enumerate(sizes)
         ]
         return torch.cat([ids for ids, _ in made]), torch.cat([labels for _, labels in made])
 
-    def recall_evaluation(self, task: MQAR, size: int, sequences: int) -> tuple[Tensor, Tensor]:
+    def recall_evaluation(self, task: RecallTask, size: int, sequences: int) -> tuple[Tensor, Tensor]:
         """Held-out sequences of one size, [sequences, T], each query once: the same for every trial of every study."""
         generator = _generator(self.device, _EVALUATION, size)
-        return GENERATORS[task.task](task, size, sequences, self.length, generator, repeat=False)
+        return generator_of(task.task)(task, size, sequences, self.length, generator, repeat=False)
 
     def text_evaluation(self, sequences: int) -> tuple[Tensor, Tensor] | None:
         """Held-out text windows [sequences, T]; None where the workload has no text."""

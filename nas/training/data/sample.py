@@ -6,11 +6,12 @@ import torch
 
 from nas.architecture import derive_seed
 from nas.registry import did_you_mean
-from nas.training.data.recall import GENERATORS
+from nas.tasks import RecallTask
+from nas.training.data.recall import generator_of
 from nas.training.data.recall.mqar import IGNORED
 from nas.training.data.text import load_corpus
 from nas.training.data.tokenizer import ByteTokenizer
-from nas.workload import MQAR, Workload
+from nas.workload import Workload
 
 
 def sample_text(name: str, workload: Workload, seed: int, length: int = 512) -> str:
@@ -27,23 +28,24 @@ def sample_text(name: str, workload: Workload, seed: int, length: int = 512) -> 
     raise ValueError(f"data {name!r} is unknown; {did_you_mean(name, ('text', *tasks))}")
 
 
-def _recall(task: MQAR, tokenizer: ByteTokenizer, seed: int) -> str:
+def _recall(task: RecallTask, tokenizer: ByteTokenizer, seed: int) -> str:
     size = task.pairs[len(task.pairs) // 2]
     generator = torch.Generator().manual_seed(derive_seed(seed))
-    length = max(task.min_length, 4 * size)
-    input_ids, labels = (x[0].tolist() for x in GENERATORS[task.task](task, size, 1, length, generator, repeat=False))
+    length = task.min_length
+    made = generator_of(task.task)(task, size, 1, length, generator, repeat=False)
+    input_ids, labels = (x[0].tolist() for x in made)
     tokens = [tokenizer.decode([token]) for token in input_ids]
     asked = [position for position, label in enumerate(labels) if label != IGNORED]
-    shown = ", ".join(f"{tokens[i]} -> {tokens[i + 1]}" for i in range(0, 2 * size, 2))
+    shown = ", ".join(f"{tokens[i]} -> {tokens[i + 1]}" for i in range(0, task.shown(size), 2))
     questions = ", ".join(f"{tokens[i]} -> [{tokens[i + 1]}]" for i in asked)
     answers = {position + 1 for position in asked}
     marked = "".join(f"[{token}]" if i in answers else token for i, token in enumerate(tokens))
-    first, last = tokenizer.special[task.keys], tokenizer.special[task.special_tokens - 1]
+    alphabet = (f"{kind} {tokenizer.special[a]} to {tokenizer.special[b]}" for kind, (a, b) in task.alphabet.items())
     return "\n".join(
         (
             f"{task.task}: {size} pairs; trained on {_list(task.pairs)}, evaluated on {_list(task.evaluation_pairs)}",
-            f"keys {tokenizer.special[0]} to {tokenizer.special[task.keys - 1]}, values {first} to {last}",
-            f"chance: 1 of {task.answers} values = {1 / task.answers:.4f}",
+            ", ".join(alphabet),
+            f"chance: 1 of {task.answers} answers = {1 / task.answers:.4f}",
             f"shown: {shown}",
             f"asked: {questions}",
             f"the sequence, {length} tokens, answers in brackets; in training queries replace the newlines:",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nas.workload import BYTES, MQAR
+from nas.tasks import MQAR
+from nas.workload import BYTES
 
 IGNORED = -100
 """Label of a position without a target: cross_entropy's default."""
