@@ -19,7 +19,7 @@ FONT = "'Source Sans', 'Source Sans Pro', 'Helvetica Neue', Arial, sans-serif"
 FULL_ATTENTION = "Full attention"
 _FULL_COLOUR, _MIXED_COLOUR = "#3d4451", "#9c755f"
 
-# Okabe and Ito's colour-blind safe set (https://jfly.uni-koeln.de/color/), its yellow darkened for a white page.
+# Okabe and Ito's colour-blind safe set (https://jfly.uni-koeln.de/color/), then what stands apart from it on white.
 _PALETTE = {
     "gated_deltanet": "#0072b2",
     "deltanet": "#56b4e9",
@@ -27,8 +27,12 @@ _PALETTE = {
     "hgrn2": "#009e73",
     "hgrn": "#cc79a7",
     "retnet": "#d55e00",
+    "kda": "#7a6ff0",
+    "gated_deltanet2": "#17becf",
+    "mamba2": "#8c564b",
+    "rwkv6": "#b8a400",
 }
-_SPARE = ("#7a6ff0", "#b8a400", "#8c564b", "#17becf", "#a03070", "#5b8c2a")
+_SPARE = ("#a03070", "#5b8c2a", "#b07aa1", "#86bcb6")
 
 
 def finite(value: object) -> float | None:

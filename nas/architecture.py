@@ -85,8 +85,8 @@ class LayerSpec(Frozen):
             raise ValueError(f"value_heads={self.value_heads} must be a multiple of heads={self.heads}")
         if (self.head_dim * self.expand_v) % 1:
             raise ValueError(f"expand_v={self.expand_v} times head_dim={self.head_dim} must be a whole number")
-        if self.rope_theta and self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} must be even for rotary positions")
+        if (self.rope_theta or entry.even_heads) and self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even for the rotary positions of {self.mixer}")
         return self
 
 
@@ -135,7 +135,8 @@ class Routing(Frozen):
         """
         match = _ROUTING.fullmatch(label)
         if match is None:
-            raise ValueError(f"routing {label!r} is unknown; allowed: {', '.join(ROUTINGS)}, and clvr:RANK, clvr+linear")
+            allowed = f"{', '.join(ROUTINGS)}, and clvr:RANK, clvr+linear"
+            raise ValueError(f"routing {label!r} is unknown; allowed: {allowed}")
         kind, argument, linear = match.groups()
         fields: dict[str, Any] = {"kind": kind, "scope": "linear" if linear else None}
         if argument:
@@ -150,7 +151,9 @@ class Routing(Frozen):
 
 _RANKED = ("clvr", "cler_h", "self_transform")
 ROUTINGS = ("none", "clvr", "cler:scalar", "cler:head", "cler:channel", "cler_h", "self_transform", "wide_ffn")
-_ROUTING = re.compile(r"(none|clvr|cler|cler_h|self_transform|wide_ffn)(?::([1-9]\d{0,5}|scalar|head|channel))?(\+linear)?")
+_ROUTING = re.compile(
+    r"(none|clvr|cler|cler_h|self_transform|wide_ffn)(?::([1-9]\d{0,5}|scalar|head|channel))?(\+linear)?"
+)
 
 
 class Architecture(Frozen):
@@ -186,7 +189,8 @@ class Architecture(Frozen):
                 f"routing {self.routing.label!r} needs a delta-rule layer ({delta}); there is none among {have}; "
                 "clvr+linear extends CLVR to other linear layers"
             )
-        if self.routing.kind == "cler" and len({(x.value_heads or x.heads, x.head_dim * x.expand_v) for x in routed}) > 1:
+        shapes = {(x.value_heads or x.heads, x.head_dim * x.expand_v) for x in routed}
+        if self.routing.kind == "cler" and len(shapes) > 1:
             raise ValueError(
                 "routing 'cler' adds one layer's values to another's: all delta-rule layers need the same number of "
                 "value heads and the same value head size"
@@ -241,21 +245,32 @@ class Architecture(Frozen):
         """The same design at another depth (design.md 7): identity at its own, exact for "one full every N layers".
 
         k full layers at p_1..p_k of n become k' = max(1, floor(k depth / n)) at ceil(depth U(m/k')) - 1, with U
-        piecewise linear through (0, 0) and (i/k, (p_i + 1)/n); the other slots keep the order of their mixers.
+        piecewise linear through (0, 0) and (i/k, (p_i + 1)/n). The other slots repeat their pattern of mixers where
+        they have one (A B A B goes on as A B), and keep the order of their mixers where they have none.
+
+        Raises:
+            ValidationError: a smaller depth has lost every layer that the routing needs.
         """
         if depth == len(self.layers):
             return self
-        full = set(self.full_attention_layers)
-        sources = [i for i in range(len(self.layers)) if i not in full]
-        positions = stretch(sorted(full), len(self.layers), depth)
+        full = self.full_attention_layers
+        others = [layer for i, layer in enumerate(self.layers) if i not in full]
+        positions = stretch(full, len(self.layers), depth)
+        slots, period = depth - len(positions), _period(others)
         stretched: list[LayerSpec] = []
         for index in range(depth):
             if index in positions:
-                stretched.append(self.layers[sorted(full)[positions.index(index) * len(full) // len(positions)]])
+                stretched.append(self.layers[full[positions.index(index) * len(full) // len(positions)]])
             else:
                 rank = index - sum(p < index for p in positions)
-                stretched.append(self.layers[sources[rank * len(sources) // (depth - len(positions))]])
-        return self.model_copy(update={"layers": tuple(stretched)})
+                stretched.append(others[rank % period if period else rank * len(others) // slots])
+        return Architecture.model_validate(dict(self) | {"layers": tuple(stretched)})
+
+
+def _period(layers: Sequence[LayerSpec]) -> int:
+    """Length of the shortest pattern that `layers` repeat at least twice; 0 if there is none."""
+    lengths = range(1, len(layers) // 2 + 1)
+    return next((p for p in lengths if all(a == b for a, b in zip(layers, layers[p:], strict=False))), 0)
 
 
 def stretch(positions: Sequence[int], layers: int, depth: int) -> list[int]:

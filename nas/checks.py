@@ -6,13 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from nas.architecture import Candidate
-from nas.registry import get_mixer
+from nas.architecture import Architecture, Candidate
 from nas.search.sampler import complete_params
 from nas.store.database import check_file, parse_url
 from nas.store.studies import STUDY_NAME
 from search_spaces import SearchSpace
-from search_spaces.designs import Recorder, Value, candidate
+from search_spaces.designs import Recorder, Value, architecture, candidate, find_backbone, takes_routing
 from search_spaces.loading import load_yaml
 from search_spaces.problems import clip, shown
 from search_spaces.schema import MAX_TRIALS
@@ -118,7 +117,14 @@ def _design(space: SearchSpace, entry: Mapping[str, Value]) -> tuple[Candidate, 
         if name not in recorder.used:
             # each parameter but the first ones depends on one before it
             depends = {"placement": "ratio", "kv_groups": "ratio", "routing": "backbone"}.get(name, "optimizer")
-            if depends == "backbone" and get_mixer(str(params["backbone"])).delta_rule:
+            if depends == "backbone" and takes_routing(space, _pure(space, str(params["backbone"]))):
                 depends = "ratio"
             raise ValueError(f"{name} does not apply to {depends} {params[depends]}")
+    label = found.architecture.routing.label
+    if label != entry.get("routing", label):
+        raise ValueError(f"routing {entry['routing']} does not apply to backbone {params['backbone']}")
     return found, params
+
+
+def _pure(space: SearchSpace, backbone: str) -> Architecture:
+    return architecture(space, find_backbone(space, backbone), ())

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from nas.architecture import Architecture, Frozen, LayerSpec
+from nas.architecture import Architecture, Frozen, LayerSpec, Routing
 from nas.registry import Dims, did_you_mean, mixers
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -42,26 +42,21 @@ def cost(architecture: Architecture, context: int, dtype: DType = "bfloat16", st
         dtype: of weights, keys, values and convolution states.
         state_dtype: of recurrent matrix states (fla keeps them in float32; HGRN's vector is in `dtype`).
     """
-    attention = recurrent = convolution = 0
     matrices = architecture.vocab_size * architecture.hidden_size
     mixing = training = published = 0
-    item = ITEMSIZE[dtype]
+    read_out = read_out_layers(architecture)
     for index, (layer, x) in enumerate(zip(architecture.layers, architecture.dims(), strict=True)):
         mixer = layer.entry
         kept = min(context, layer.window or context)
-        attention += mixer.attention_state(x) * kept * item
         state = mixer.recurrent_state(x)
-        recurrent += state * (item if mixer.state_dtype == "model" else ITEMSIZE[state_dtype])
-        convolution += mixer.convolution_state(x) * item
         matrices += mixer.parameters(x) + 3 * architecture.hidden_size * architecture.mlp_size(index)
         matrices += routing_parameters(architecture, index, x)
         score = 4 * x.heads * x.head if layer.is_softmax else 0  # q.k and the weighted sum of values
-        linear = mixer.flops_per_state * state
-        if index in architecture.routed_layers and architecture.routing.kind in ("cler", "cler_h"):
-            linear += 2 * state  # the read-out at the key
+        linear = (mixer.flops_per_state + (2 if index in read_out else 0)) * state
         mixing += linear + score * kept
         training += linear + score * mean_causal_length(context, layer.window)
         published += mixer.flops_per_state * state + score // 2 * kept
+    attention, recurrent, convolution = cache_bytes(architecture, context, dtype, state_dtype)
     return Cost(
         context=context,
         parameters=parameters(architecture),
@@ -72,6 +67,20 @@ def cost(architecture: Architecture, context: int, dtype: DType = "bfloat16", st
         training_flops_per_token=3 * (2 * matrices + training),
         p1_mixer_flops_per_token=published,
     )
+
+
+def cache_bytes(
+    architecture: Architecture, context: int, dtype: DType = "bfloat16", state_dtype: DType = "float32"
+) -> tuple[int, int, int]:
+    """Bytes that decoding keeps per sequence: (keys and values, recurrent states, convolution and shift states)."""
+    attention = recurrent = convolution = 0
+    item = ITEMSIZE[dtype]
+    for layer, x in zip(architecture.layers, architecture.dims(), strict=True):
+        mixer = layer.entry
+        attention += mixer.attention_state(x) * min(context, layer.window or context) * item
+        recurrent += mixer.recurrent_state(x) * (item if mixer.state_dtype == "model" else ITEMSIZE[state_dtype])
+        convolution += mixer.convolution_state(x) * item
+    return attention, recurrent, convolution
 
 
 def mean_causal_length(context: int, window: int | None) -> int:
@@ -91,6 +100,13 @@ def parameters(architecture: Architecture) -> int:
     return total
 
 
+def read_out_layers(architecture: Architecture) -> tuple[int, ...]:
+    """Layers whose routing reads the state at the key: all routed ones under CLER-H; under CLER not the last, whose
+    residual no layer above takes."""
+    routed = architecture.routed_layers
+    return {"cler_h": routed, "cler": routed[:-1]}.get(architecture.routing.kind, ())
+
+
 def routing_parameters(architecture: Architecture, index: int, x: Dims) -> int:
     """Parameters that the routing adds to one layer, beside a wider MLP (`Architecture.mlp_size`)."""
     routing = architecture.routing
@@ -108,48 +124,56 @@ def match_parameters(architecture: Architecture, target: int) -> Architecture:
     """The same design with the MLP width that brings its parameters nearest to `target`.
 
     The width is a multiple of the largest power of two, at most 64, whose rounding error stays within .5 % of the
-    target (1 where even that does not), so designs matched to one target differ by at most 1 %.
+    target, so matched designs differ by at most 1 %; it is 1 for targets under 300 * hidden size * layers.
 
     Raises:
-        ValueError: the mixers alone exceed the target: no width of at least one step remains.
+        ValueError: the target leaves no width: the design has as many parameters, or nearly, outside of its MLPs.
     """
     unit = 3 * architecture.hidden_size * len(architecture.layers)  # parameters of one more unit of width everywhere
     step = 64
     while step > 1 and step * unit > target / 100:
         step //= 2
-    rest = target - parameters(architecture) + unit * architecture.intermediate_size
-    width = round(rest / (unit * step)) * step
+    outside = parameters(architecture) - unit * architecture.intermediate_size
+    width = round((target - outside) / (unit * step)) * step
     if width < step:
         raise ValueError(
-            f"parameters: the layers without MLPs have {target - rest}, and {target} are to be matched; "
-            f"allowed: smaller heads, or an intermediate_size above {-(-(target - rest) // unit)}"
+            f"parameters={target} cannot be matched: {outside} stand outside of the MLPs; allowed: more, such as "
+            f"{outside + 64 * unit} for MLPs of 64, or smaller heads"
         )
     return architecture.model_copy(update={"intermediate_size": width})
+
+
+def full_attention(architecture: Architecture) -> Architecture:
+    """The same stack, all multi-head softmax: with its first softmax layer's heads, or as wide as the hidden size."""
+    softmax = next((layer for layer in architecture.layers if layer.is_softmax), None)
+    heads, head_dim = (softmax.heads, softmax.head_dim) if softmax else (1, architecture.hidden_size)
+    layers = (LayerSpec(mixer="softmax", heads=heads, head_dim=head_dim),) * len(architecture.layers)
+    return architecture.model_copy(update={"layers": layers, "routing": Routing()})
 
 
 def break_even_context(
     design: Architecture, reference: Architecture, dtype: DType = "bfloat16", state_dtype: DType = "float32"
 ) -> int | None:
-    """The smallest context at which `design` keeps no more bytes than `reference`; None if there is none up to 2^40."""
+    """The smallest context at which `design` keeps no more bytes than `reference`; None if there is none."""
 
-    def cheaper(context: int) -> bool:
-        ours, theirs = (cost(x, context, dtype, state_dtype).kv_cache_bytes for x in (design, reference))
-        return ours <= theirs
+    def excess(context: int) -> int:
+        ours, theirs = (sum(cache_bytes(x, context, dtype, state_dtype)) for x in (design, reference))
+        return ours - theirs
 
-    high = 1
-    while not cheaper(high):
-        high *= 2
-        if high > 2**40:
-            return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if cheaper(middle) else (middle, high)
-    return high
+    windows = {layer.window for layer in (*design.layers, *reference.layers) if layer.window}
+    starts: list[int] = sorted({1, *windows})
+    for start, end in zip(starts, [*starts[1:], None], strict=True):  # between them, bytes are linear in the context
+        here = excess(start)
+        if here <= 0:
+            return start
+        saved = here - excess(start + 1)  # by each further token
+        if saved > 0 and (end is None or here <= saved * (end - start)):
+            return start - (-here // saved)
+    return None
 
 
 class HeadSizes(Frozen):
-    """Sizes of one mixer at the Deployment; None takes the Deployment's own, or for a window the proxy's."""
+    """LayerSpec's sizes of one mixer at the Deployment; None takes the Deployment's, or for a window the proxy's."""
 
     heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
@@ -210,14 +234,8 @@ class Deployment(Frozen):
 
     def full_attention(self) -> Architecture:
         """The all-softmax multi-head stack that percentages and `kv_cache_ratio` refer to."""
-        layer = self._layer(LayerSpec(mixer="softmax", heads=1, head_dim=2))
-        return Architecture(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            layers=(layer,) * self.layers,
-            tie_word_embeddings=self.tie_word_embeddings,
-        )
+        layer = LayerSpec(mixer="softmax", heads=1, head_dim=2)
+        return self.architecture(Architecture(vocab_size=1, hidden_size=1, intermediate_size=1, layers=(layer,)))
 
     def cost(self, proxy: Architecture) -> Cost:
         """What the design of `proxy` costs here."""

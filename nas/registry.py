@@ -98,6 +98,8 @@ class Mixer:
     """False where the layer has no short convolution of a width to choose."""
     needs_convolution: bool = False
     """True where the layer cannot be built without its short convolution."""
+    even_heads: bool = False
+    """True where fla's layer rotates queries and keys by their positions: head_dim must be even."""
     shared_keys: bool = False
     """True where all value heads usually share one group of keys (Mamba-2): a space or a Deployment that gives heads
     means value heads, and the groups stay as they are."""
@@ -250,6 +252,7 @@ _MIXERS = (
         recurrent_state=_matrix_state,
         convolution_state=_conv,
         flops_per_state=5,
+        even_heads=True,
     ),
     Mixer(
         name="mamba2",

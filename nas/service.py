@@ -27,16 +27,9 @@ from nas.search.study import Dispatcher, Limits, Outcome
 from nas.settings import DEFAULT_STORAGE
 from nas.store import Store, StudyInfo, StudyNotFound
 from search_spaces import SearchSpace, SpaceError, load_space
-from search_spaces.designs import (
-    Value,
-    architectures,
-    baselines,
-    budget_problem,
-    count,
-    deployment_problem,
-    grid,
-    layer,
-)
+from search_spaces.designs import Value, architectures, baselines, count, grid
+from search_spaces.feasible import budget_problem, deployment_problem
+from search_spaces.sizing import layer
 
 MIN_GPU_HEAD = 16
 
@@ -157,7 +150,7 @@ def _gpus(request: Request) -> int:
 
 def _small_heads(space: SearchSpace) -> tuple[str, int] | None:
     """A linear mixer whose heads are too small for a GPU, and their size (fla issue 22)."""
-    sizes = ((name, layer(space, name).head_dim) for name in space.backbones)
+    sizes = ((name, layer(space, name).head_dim) for name in space.mixers)
     return next(((name, size) for name, size in sizes if size < MIN_GPU_HEAD), None)
 
 

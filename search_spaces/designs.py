@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from pydantic import ValidationError
 
-from nas.architecture import Architecture, Candidate, LayerSpec, Recipe, Routing, place
-from nas.registry import get_mixer
-from search_spaces.problems import reason, shown
-from search_spaces.schema import LogRange, MixerSizes, Ratio, SearchSpace, ratio_label
+from nas.architecture import Architecture, Candidate, Recipe, Routing, place
+from search_spaces.problems import shown
+from search_spaces.proxy import SLIDING_WINDOW, Backbone, backbone_label, pattern
+from search_spaces.schema import LogRange, Ratio, SearchSpace, ratio_label
+from search_spaces.sizing import layer, matched
 
 Value = str | int | float
 
@@ -57,19 +57,21 @@ class Fixed:
 
 def candidate(space: SearchSpace, choose: Chooser) -> Candidate:
     """The Candidate that `choose` picks from `space`. Parameter names: backbone, ratio, placement (not for pure or
-    explicit positions), kv_groups (not for pure), routing (where a delta-rule backbone is), optimizer, lr_<optimizer>.
+    explicit positions), kv_groups (where a softmax layer is), routing (where the design takes one), optimizer,
+    lr_<optimizer>. A routing that the design cannot have is none.
     """
-    backbone = str(choose.categorical("backbone", space.backbones))
+    backbone = find_backbone(space, str(choose.categorical("backbone", backbone_labels(space))))
     label = str(choose.categorical("ratio", [ratio_label(ratio) for ratio in space.ratios]))
     ratio = next(ratio for ratio in space.ratios if ratio_label(ratio) == label)
     placement = "interleaved"
     if isinstance(ratio, str) and ratio != "pure":
         placement = str(choose.categorical("placement", space.placements))
     full = full_positions(ratio, placement, space.proxy.layers)
-    groups = int(choose.categorical("kv_groups", space.kv_groups)) if full else 1
-    routing = "none"
-    if get_mixer(backbone).delta_rule and len(full) < space.proxy.layers:
-        routing = str(choose.categorical("routing", space.routing))
+    grouped = _has_softmax(layer_names(backbone, full, space.proxy.layers))
+    groups = int(choose.categorical("kv_groups", space.kv_groups)) if grouped else 1
+    design = architecture(space, backbone, full, groups)
+    if takes_routing(space, design):
+        design = routed(design, str(choose.categorical("routing", space.routing))) or design
     optimizer = str(choose.categorical("optimizer", list(space.optimizers)))
     rates = space.optimizers[optimizer].lr  # type: ignore[index]  # a Literal key by name
     name = f"lr_{optimizer}"
@@ -77,9 +79,15 @@ def candidate(space: SearchSpace, choose: Chooser) -> Candidate:
         lr = choose.log_float(name, rates.low, rates.high)
     else:
         lr = float(choose.categorical(name, rates))
-    return Candidate(
-        architecture=architecture(space, backbone, full, groups, routing), recipe=recipe(space, optimizer, lr)
-    )
+    return Candidate(architecture=design, recipe=recipe(space, optimizer, lr))
+
+
+def backbone_labels(space: SearchSpace) -> list[str]:
+    return [backbone_label(backbone) for backbone in space.backbones]
+
+
+def find_backbone(space: SearchSpace, label: str) -> Backbone:
+    return space.backbones[backbone_labels(space).index(label)]
 
 
 def full_positions(ratio: Ratio, placement: str, layers: int) -> tuple[int, ...]:
@@ -92,37 +100,67 @@ def full_positions(ratio: Ratio, placement: str, layers: int) -> tuple[int, ...]
     return place(placement, layers // every, every, layers)
 
 
+def layer_names(backbone: Backbone, full: Sequence[int], layers: int) -> list[str]:
+    """What each layer is: `softmax` at the positions `full`, the backbone's names in turn at all others."""
+    names = itertools.cycle(pattern(backbone))
+    return ["softmax" if index in full else next(names) for index in range(layers)]
+
+
+def _has_softmax(names: Sequence[str]) -> bool:
+    return "softmax" in names or SLIDING_WINDOW in names
+
+
 def architecture(
-    space: SearchSpace, backbone: str, full: Sequence[int], kv_groups: int = 1, routing: str = "none"
+    space: SearchSpace, backbone: Backbone, full: Sequence[int], kv_groups: int = 1, routing: str = "none"
 ) -> Architecture:
-    """The proxy with `backbone` everywhere but at the positions `full`, which are full attention."""
+    """The proxy with `backbone` everywhere but at the positions `full`, which are full attention; its MLPs are as wide
+    as `space.sizing` says for the design without routing, so that a routing adds what it adds.
+
+    Raises:
+        ValueError: the sizes fit no such layers, or the design cannot have that routing.
+    """
+    depth = space.proxy.layers
+    design = _stack(space, layer_names(backbone, full, depth), kv_groups)
+    if space.sizing.parameters == "matched":
+        design = matched(design, _stack(space, ["softmax"] * depth))
+    return design if routing == "none" else _with_routing(design, routing)
+
+
+def _stack(space: SearchSpace, names: Sequence[str], kv_groups: int = 1) -> Architecture:
     proxy = space.proxy
-    linear, softmax = layer(space, backbone), layer(space, "softmax")
+    layers = {name: layer(space, name) for name in dict.fromkeys(names)}
     if kv_groups > 1:
-        softmax = softmax.model_copy(update={"kv_heads": softmax.heads // kv_groups})
+        for name in {"softmax", SLIDING_WINDOW} & layers.keys():
+            update = {"kv_heads": layers[name].heads // kv_groups}
+            layers[name] = layers[name].model_copy(update=update)
     return Architecture(
         vocab_size=space.workload.vocab_size,
         hidden_size=proxy.hidden_size,
         intermediate_size=proxy.intermediate_size,
-        layers=tuple(softmax if i in full else linear for i in range(proxy.layers)),
-        routing=Routing.model_validate({"kind": routing}),
+        layers=tuple(layers[name] for name in names),
         tie_word_embeddings=proxy.tie_word_embeddings,
         initializer_range=proxy.initializer_range,
         embedding_std=proxy.embedding_std,
     )
 
 
-def layer(space: SearchSpace, name: str) -> LayerSpec:
-    """One proxy layer of the mixer `name`: the space's sizes, then the proxy's, then the registry's defaults."""
-    mixer, sizes = get_mixer(name), space.proxy.mixers.get(name, MixerSizes())
-    return LayerSpec(
-        mixer=name,
-        heads=sizes.heads or space.proxy.heads,
-        head_dim=sizes.head_dim or space.proxy.head_dim,
-        expand_v=sizes.expand_v or mixer.expand_v,
-        conv_size=mixer.conv_size if sizes.conv_size is None else sizes.conv_size,
-        rope_theta=space.proxy.rope_theta if mixer.family == "softmax" else None,
-    )
+def _with_routing(design: Architecture, label: str) -> Architecture:
+    return Architecture(**(dict(design) | {"routing": Routing.parse(label)}))
+
+
+def routed(design: Architecture, label: str) -> Architecture | None:
+    """`design` with that routing; None if it cannot have it."""
+    try:
+        return _with_routing(design, label)
+    except ValidationError:
+        return None
+
+
+def takes_routing(space: SearchSpace, design: Architecture) -> bool:
+    """Whether `design` has a layer that some routing, of the space's or of the paper's, could start from."""
+    if any(one.entry.delta_rule for one in design.layers):
+        return True
+    return any(routed(design, label) for label in space.routing if label != "none")
 
 
 def recipe(space: SearchSpace, optimizer: str, lr: float) -> Recipe:
@@ -145,11 +183,17 @@ def recipe(space: SearchSpace, optimizer: str, lr: float) -> Recipe:
 
 
 def baselines(space: SearchSpace) -> list[Candidate]:
-    """Full attention, then each pure backbone, at the middle learning rate of the first optimiser (design.md 12).
+    """Full attention, then each pure backbone (a pattern without full attention is one), at the middle learning rate of
+    the first optimiser (design.md 12). Full attention has the fewest query heads per KV head that the space has.
 
     In a grid they have every recipe of every optimiser, as all cells do; pure backbones among its cells are no
     baselines twice.
     """
+    return [found for _, found in labelled_baselines(space)]
+
+
+def labelled_baselines(space: SearchSpace) -> list[tuple[dict[str, Value], Candidate]]:
+    """`baselines`, each with its parameters where it is a design of the space, else without any."""
     optimizer, settings = next(iter(space.optimizers.items()))
     recipes = [recipe(space, optimizer, settings.middle)]
     pure = list(space.backbones)
@@ -161,9 +205,18 @@ def baselines(space: SearchSpace) -> list[Candidate]:
             for lr in other.lr
         ]
         pure = [] if "pure" in space.ratios else pure
-    designs = [architecture(space, space.backbones[0], tuple(range(space.proxy.layers)))]
-    designs += [architecture(space, backbone, ()) for backbone in pure]
-    return [Candidate(architecture=design, recipe=one) for design in designs for one in recipes]
+    every = tuple(range(space.proxy.layers))
+    full = architecture(space, space.backbones[0], every, min(space.kv_groups))
+    found: list[tuple[dict[str, Value], Candidate]] = [({}, Candidate(architecture=full, recipe=r)) for r in recipes]
+    for backbone in pure:
+        design = architecture(space, backbone, ())
+        for one in recipes:
+            params: dict[str, Value] = {}
+            if "pure" in space.ratios:
+                params = {"backbone": backbone_label(backbone), "ratio": "pure", "optimizer": one.optimizer}
+                params[f"lr_{one.optimizer}"] = one.lr
+            found.append((params, Candidate(architecture=design, recipe=one)))
+    return found
 
 
 def grid(space: SearchSpace) -> Iterator[tuple[dict[str, Value], Candidate]]:
@@ -173,7 +226,7 @@ def grid(space: SearchSpace) -> Iterator[tuple[dict[str, Value], Candidate]]:
         assert not isinstance(settings.lr, LogRange)  # the schema refuses ranges in a grid
         names = ("backbone", "ratio", "placement", "kv_groups", "routing", f"lr_{optimizer}")
         ratios = [ratio_label(ratio) for ratio in space.ratios]
-        axes = (space.backbones, ratios, space.placements, space.kv_groups, space.routing, settings.lr)
+        axes = (backbone_labels(space), ratios, space.placements, space.kv_groups, space.routing, settings.lr)
         for values in itertools.product(*axes):
             recorder = Recorder({**dict(zip(names, values, strict=True)), "optimizer": optimizer})
             found = candidate(space, recorder)
@@ -197,12 +250,19 @@ class Recorder(Fixed):
 def architectures(space: SearchSpace) -> list[Architecture]:
     """All different architectures of the space, recipes apart: for counts, cost ranges and budget checks."""
     found: dict[str, Architecture] = {}
-    rest = (space.ratios, space.placements, space.kv_groups, space.routing)
-    for backbone, ratio, placement, groups, routing in itertools.product(space.backbones, *rest):
+    axes = (space.backbones, space.ratios, space.placements, space.kv_groups)
+    seen: set[tuple[object, ...]] = set()
+    for backbone, ratio, placement, kv_groups in itertools.product(*axes):
         full = full_positions(ratio, placement, space.proxy.layers)
-        routed = routing if get_mixer(backbone).delta_rule and len(full) < space.proxy.layers else "none"
-        design = architecture(space, backbone, full, groups if full else 1, routed)
-        found.setdefault(design.digest, design)
+        names = layer_names(backbone, full, space.proxy.layers)
+        groups = kv_groups if _has_softmax(names) else 1
+        if (*names, groups) in seen:
+            continue
+        seen.add((*names, groups))
+        plain = architecture(space, backbone, full, groups)
+        for label in space.routing:
+            design = routed(plain, label) or plain
+            found.setdefault(design.digest, design)
     return list(found.values())
 
 
@@ -210,45 +270,3 @@ def count(space: SearchSpace) -> int | float:
     """How many Candidates the space holds; infinite where a learning rate is a range."""
     recipes = sum(math.inf if isinstance(o.lr, LogRange) else len(o.lr) for o in space.optimizers.values())
     return len(architectures(space)) * recipes
-
-
-def budget_problem(space: SearchSpace) -> str | None:
-    """One line if no design of the space fits its memory budget, naming the smallest; else None."""
-    if space.budget.kv_cache is None:
-        return None
-    limit = space.budget.kv_cache.limit(space.deployment)
-    smallest = min(space.deployment.cost(found).kv_cache_bytes for found in architectures(space))
-    if smallest <= limit:
-        return None
-    share = smallest / space.deployment.full_attention_bytes()
-    return (
-        f"budget.kv_cache={limit} bytes: no design of {space.name} fits; the smallest keeps {smallest} bytes "
-        f"({share:.2%} of full attention)"
-    )
-
-
-def deployment_problem(space: SearchSpace) -> str | None:
-    """One line if some design of the space cannot be built, as a proxy or at its Deployment, naming why; else None."""
-    every, first = tuple(range(space.proxy.layers)), space.backbones[0]
-    mixers = ("softmax", *space.backbones)
-    # Layers first: every design has two kinds of them, and the one to blame is to be named.
-    proxies: list[tuple[str, Callable[[], object]]] = [(mixer, partial(layer, space, mixer)) for mixer in mixers]
-    proxies += [(backbone, partial(architecture, space, backbone, ())) for backbone in space.backbones]
-    for mixer, build in proxies:
-        if problem := _unbuildable("proxy", mixer, build):
-            return problem
-    designs = [(backbone, architecture(space, backbone, ())) for backbone in space.backbones]
-    designs += [("softmax", architecture(space, first, every, groups)) for groups in space.kv_groups]
-    for mixer, design in designs:
-        if problem := _unbuildable("deployment", mixer, partial(space.deployment.architecture, design)):
-            return problem
-    return None
-
-
-def _unbuildable(where: str, mixer: str, build: Callable[[], object]) -> str | None:
-    try:
-        build()
-    except ValidationError as error:
-        groups = " or kv_groups" if mixer == "softmax" else ""
-        return f"{where}: {mixer} does not fit its sizes: {reason(error)}; set {where}.mixers.{mixer}{groups}"
-    return None

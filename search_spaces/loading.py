@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from nas.registry import did_you_mean
-from search_spaces.designs import deployment_problem
+from search_spaces.feasible import deployment_problem
 from search_spaces.problems import clip, describe, shown
 from search_spaces.schema import SearchSpace
 

@@ -17,7 +17,7 @@ _VALUE = 80
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = _VALUE
 
-_BRANCHES = ("LogRange", "str")
+_BRANCHES = ("LogRange", "str", "constrained-float", "float")
 """What pydantic calls the branches of the schema's unions, beside those that end in a bracket."""
 
 

@@ -6,21 +6,17 @@ import math
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
-from nas.architecture import PLACEMENTS, Frozen
+from nas.architecture import PLACEMENTS, Frozen, Routing
 from nas.cost import Deployment
-from nas.registry import did_you_mean, linear_mixers
+from nas.registry import did_you_mean, get_mixer, linear_mixers
 from nas.workload import Workload
-from search_spaces.problems import shown
+from search_spaces.problems import reason, shown
+from search_spaces.proxy import SLIDING_WINDOW, Backbone, MixerSizes, Proxy, Sizing, check_backbone, pattern
 
 Rate = Annotated[float, Field(ge=1e-12, le=1e3)]
 """A learning rate."""
-Layers = Annotated[int, Field(gt=0, le=1024)]
-Heads = Annotated[int, Field(gt=0, le=1024)]
-HeadDim = Annotated[int, Field(gt=0, le=1024)]
-Width = Annotated[int, Field(gt=0, le=2**16)]
-Length = Annotated[int, Field(gt=0, le=2**20)]
 Steps = Annotated[int, Field(gt=0, le=10**8)]
 MAX_TRIALS = 10**6
 _MAX_DEPLOYED = 2**30
@@ -69,35 +65,6 @@ class Optimizer(Frozen):
         if isinstance(self.lr, LogRange):
             return self.lr.middle
         return sorted(self.lr)[len(self.lr) // 2]
-
-
-class MixerSizes(Frozen):
-    """Sizes of one mixer in the proxy; absent ones come from the proxy or the registry."""
-
-    heads: Heads | None = None
-    head_dim: HeadDim | None = None
-    expand_v: Annotated[float, Field(gt=0, le=64)] | None = None
-    conv_size: Annotated[int, Field(ge=0, le=1024)] | None = None
-
-
-class Proxy(Frozen):
-    """The small model that stands for a design: one size for all candidates."""
-
-    layers: Layers
-    hidden_size: Width
-    intermediate_size: Width
-    heads: Heads
-    head_dim: HeadDim
-    mixers: dict[str, MixerSizes] = {}
-    rope_theta: PositiveFloat | None = 10000.0
-    sequence_length: Length
-    batch_size: Length
-    warmup_steps: Annotated[int, Field(ge=0, le=10**8)] = 40
-    decay_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
-    grad_clip: PositiveFloat = 1.0
-    initializer_range: PositiveFloat = 0.02
-    embedding_std: PositiveFloat = 0.02
-    tie_word_embeddings: bool = False
 
 
 def _parse_budget(value: object) -> object:
@@ -170,14 +137,17 @@ class SearchSpace(Frozen):
     grid: bool = False
     trials: Annotated[int, Field(gt=0, le=MAX_TRIALS)] | None = None
     """Trials that train when `--trials` is not given; a grid takes all its combinations."""
-    backbones: Annotated[tuple[str, ...], Field(min_length=1)]
+    backbones: Annotated[tuple[Backbone, ...], Field(min_length=1)]
+    """Linear mixers, and patterns of them that repeat over the layers that are not full attention, in order."""
     ratios: Annotated[tuple[Ratio, ...], Field(min_length=1)]
     placements: Annotated[tuple[str, ...], Field(min_length=1)] = ("interleaved",)
     kv_groups: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
-    """Query heads per key/value head of the full-attention layers."""
-    routing: Annotated[tuple[Literal["none", "clvr"], ...], Field(min_length=1)] = ("none",)
+    """Query heads per key/value head of the softmax layers, those with a window too."""
+    routing: Annotated[tuple[str, ...], Field(min_length=1)] = ("none",)
+    """Labels of `nas.architecture.Routing`; a design that cannot have one of them goes without routing."""
     optimizers: dict[Literal["adamw", "muon"], Optimizer] = Field(min_length=1)
     proxy: Proxy
+    sizing: Sizing = Sizing()
     workload: Workload = Workload()
     rungs: Halving
     deployment: Deployment = Deployment()
@@ -195,18 +165,27 @@ class SearchSpace(Frozen):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}={shown([*values])} holds a value twice")
         for backbone in self.backbones:
-            if backbone not in linear_mixers():
-                raise ValueError(f"backbones: {shown(backbone)} is unknown; {did_you_mean(backbone, linear_mixers())}")
-        for mixer in self.proxy.mixers:
-            if mixer not in (*linear_mixers(), "softmax"):
-                raise ValueError(f"proxy.mixers: {mixer!r} is unknown; {did_you_mean(mixer, linear_mixers())}")
+            check_backbone(backbone, self.proxy.layers)
+        for routing in self.routing:
+            _check_routing(routing)
         for placement in self.placements:
             if placement not in PLACEMENTS:
                 raise ValueError(f"placements: {shown(placement)} is unknown; {did_you_mean(placement, PLACEMENTS)}")
         for ratio in self.ratios:
             self._check_ratio(ratio)
         self._check_sizes()
+        self._check_mixers()
         return self
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """Names in the backbones, each once, in order: linear mixers, and `sliding_window` where a pattern has it."""
+        return tuple(dict.fromkeys(name for backbone in self.backbones for name in pattern(backbone)))
+
+    @property
+    def linear_mixers(self) -> tuple[str, ...]:
+        """The linear mixers among `mixers`."""
+        return tuple(name for name in self.mixers if name != SLIDING_WINDOW)
 
     def _check_ratio(self, ratio: Ratio) -> None:
         layers = self.proxy.layers
@@ -250,3 +229,36 @@ class SearchSpace(Frozen):
             raise ValueError(f"optimizers.adamw.scalar_lr={adamw.scalar_lr} applies to muon only")
         if "recall" not in self.objectives or "kv_cache" not in self.objectives:
             raise ValueError(f"objectives={[*self.objectives]} must hold recall and kv_cache; loss may be added")
+
+    def _check_mixers(self) -> None:
+        given, deployed = self.proxy.mixers, self.deployment.mixers
+        self.proxy.check_mixers()
+        windowed = SLIDING_WINDOW in self.mixers
+        if windowed and given.get(SLIDING_WINDOW, MixerSizes()).window is None:
+            raise ValueError(f"proxy.mixers.{SLIDING_WINDOW}.window is missing; backbones use {SLIDING_WINDOW}")
+        for name, sizes in deployed.items():
+            if sizes.window and not (name == "softmax" and windowed):
+                raise ValueError(
+                    f"deployment.mixers.{name}.window={sizes.window} applies to softmax where backbones use "
+                    f"{SLIDING_WINDOW}"
+                )
+            own = given.get(name, MixerSizes()).value_heads
+            if sizes.value_heads and not own and not get_mixer(name).shared_keys:
+                raise ValueError(
+                    f"deployment.mixers.{name}.value_heads={sizes.value_heads}: the proxy has as many value heads as "
+                    f"heads; set proxy.mixers.{name}.value_heads too"
+                )
+        for name in set(given) & {*linear_mixers()} if self.sizing.state else ():
+            for field in ("heads", "head_dim", "value_heads"):
+                if value := getattr(given[name], field):
+                    raise ValueError(
+                        f"proxy.mixers.{name}.{field}={value} contradicts sizing.state={self.sizing.state}, which "
+                        "chooses it; give one of the two"
+                    )
+
+
+def _check_routing(label: str) -> None:
+    try:
+        Routing.parse(label)
+    except ValidationError as error:
+        raise ValueError(f"routing {shown(label)}: {reason(error)}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nas.architecture import (
+    ROUTINGS,
     Architecture,
     Candidate,
     LayerSpec,
@@ -25,6 +27,7 @@ from nas.architecture import (
 
 GDN = LayerSpec(mixer="gated_deltanet", heads=2, head_dim=32, conv_size=4)
 FULL = LayerSpec(mixer="softmax", heads=2, head_dim=32, rope_theta=1e4)
+GLA = LayerSpec(mixer="gla", heads=2, head_dim=32)
 
 
 def stack(layers: int, full: tuple[int, ...]) -> Architecture:
@@ -78,6 +81,20 @@ def test_at_is_the_identity_at_its_own_depth_and_keeps_mixers(case: tuple[int, l
     assert set(design.at(depth).layers) <= set(design.layers)
 
 
+def test_at_repeats_a_pattern_and_stretches_what_has_none() -> None:
+    kinds = {"a": GDN, "b": GDN.model_copy(update={"mixer": "gla", "value_heads": None}), "F": FULL}
+
+    def letters(names: str, depth: int) -> str:
+        design = stack(len(names), ()).model_copy(update={"layers": tuple(kinds[x] for x in names)})
+        return "".join(next(k for k, spec in kinds.items() if spec == layer) for layer in design.at(depth).layers)
+
+    assert letters("aabFaabF", 16) == "aabFaabFaabFaabF"
+    assert letters("abF", 6) == "aaFbbF"
+    assert letters("aaab", 8) == "aaaaaabb"
+    assert letters("aabaab", 4) == "aaba"
+    assert letters("aF", 4) == "aFaF"
+
+
 @given(subsets)
 def test_json_round_trip_keeps_the_digest(case: tuple[int, list[int], int]) -> None:
     design = stack(case[0], tuple(case[1]))
@@ -129,6 +146,12 @@ def test_placement_names(positions: tuple[int, ...], layers: int, name: str) -> 
         ({"mixer": "gla", "expand_v": 1.3}, "must be a whole number"),
         ({"mixer": "gla", "expand_v": float("nan")}, "finite"),
         ({"mixer": "gla", "head": 1}, "Extra inputs"),
+        ({"mixer": "retnet", "head_dim": 5}, "head_dim=5 must be even for the rotary positions of retnet"),
+        ({"mixer": "softmax", "head_dim": 5, "rope_theta": 1e4}, "head_dim=5 must be even"),
+        ({"mixer": "gla", "qk_norm": True}, "qk_norm=True does not apply to gla"),
+        ({"mixer": "mamba2", "conv_size": 0}, "mamba2 has no layer without its short convolution"),
+        ({"mixer": "rwkv6", "conv_size": 4}, "rwkv6 has no short convolution"),
+        ({"mixer": "kda", "value_heads": 6}, "value_heads=6 must be a multiple of heads=4"),
     ],
 )
 def test_bad_layers_are_refused_with_a_reason(fields: dict[str, object], message: str) -> None:
@@ -136,9 +159,78 @@ def test_bad_layers_are_refused_with_a_reason(fields: dict[str, object], message
         LayerSpec.model_validate({"heads": 4, "head_dim": 16} | fields)
 
 
+def routed(label: str, *layers: LayerSpec) -> Architecture:
+    return Architecture(vocab_size=8, hidden_size=64, intermediate_size=8, layers=layers, routing=Routing.parse(label))
+
+
+def test_routing_labels_name_the_whole_routing() -> None:
+    for label in (
+        *ROUTINGS,
+        "clvr:16",
+        "cler_h:2",
+        "self_transform:3",
+        "clvr+linear",
+        "clvr:4+linear",
+        "wide_ffn+linear",
+    ):
+        assert Routing.parse(label).label == label
+    assert Routing.parse("cler:head") == Routing(kind="cler", gamma="head")
+    assert Routing.parse("clvr:4+linear") == Routing(kind="clvr", rank=4, scope="linear")
+    assert {Routing.parse(label).kind for label in ROUTINGS} == set(get_args(Routing.model_fields["kind"].annotation))
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("clvr2", "routing 'clvr2' is unknown; allowed: none, clvr,"),
+        ("clvr:0", "routing 'clvr:0' is unknown"),
+        ("cler", "gamma=None with kind='cler'; cler needs scalar, head or channel"),
+        ("clvr:head", "gamma='head' with kind='clvr'"),
+        ("cler:4", "rank=4 does not apply to kind='cler'"),
+        ("none:4", "rank=4 does not apply to kind='none'"),
+        ("cler:head+linear", "only a delta rule has a read-out to subtract; allowed: clvr"),
+        ("cler_h+linear", "only a delta rule has a read-out to subtract"),
+    ],
+)
+def test_bad_routings_are_refused_with_a_reason(label: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Routing.parse(label)
+
+
 def test_routing_needs_a_delta_rule() -> None:
+    message = "routing 'clvr' needs a delta-rule layer .*; there is none among softmax, gla; clvr.linear extends CLVR"
+    with pytest.raises(ValidationError, match=message):
+        routed("clvr", FULL, GLA)
     with pytest.raises(ValidationError, match="needs a delta-rule layer"):
-        Architecture(vocab_size=8, hidden_size=64, intermediate_size=8, layers=(FULL,), routing=Routing(kind="clvr"))
+        routed("clvr+linear", FULL)
+    assert routed("clvr+linear", FULL, GLA, GDN).routed_layers == (1, 2)
+    assert routed("clvr", FULL, GLA, GDN).routed_layers == (2,)
+    assert routed("none", FULL, GLA, GDN).routed_layers == ()
+
+
+def test_cler_adds_values_of_equal_shape() -> None:
+    wide, more = (GDN.model_copy(update=x) for x in ({"expand_v": 2.0}, {"value_heads": 4}))
+    for other in (wide, more):
+        with pytest.raises(ValidationError, match="all delta-rule layers need the same number of value heads"):
+            routed("cler:scalar", GDN, other)
+        assert routed("cler_h", GDN, other).routed_layers == (0, 1)
+    halves = LayerSpec(mixer="deltanet", heads=2, head_dim=32, conv_size=4)
+    assert routed("cler:scalar", GDN, FULL, halves).routed_layers == (0, 2)
+
+
+def test_the_wider_ffn_has_as_many_parameters_as_clvr() -> None:
+    """P_l of CLVR has values * hidden; a SwiGLU MLP gains 3 * hidden by a unit of width."""
+    for values in (GDN, GDN.model_copy(update={"expand_v": 2.0}), GDN.model_copy(update={"value_heads": 6})):
+        design = routed("wide_ffn", values, FULL)
+        assert abs(3 * 64 * (design.mlp_size(0) - 8) - design.dims()[0].value * 64) <= 1.5 * 64
+        assert design.mlp_size(1) == 8
+
+
+def test_a_depth_without_routed_layers_is_refused() -> None:
+    design = routed("clvr", GDN, FULL)
+    assert design.at(4).routed_layers == (0, 2)
+    with pytest.raises(ValidationError, match="routing 'clvr' needs a delta-rule layer"):
+        design.at(1)
 
 
 def test_candidates_differ_by_seed_recipe_and_architecture() -> None:

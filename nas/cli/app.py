@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from nas._version import __version__
-from nas.cli import launch, show, spaces, study, tools
+from nas.cli import cost, launch, show, spaces, study, tools
 from nas.cli.errors import FAILED, INTERRUPTED, explain, one_line
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ app.command("status")(study.status)
 app.command("front")(study.front)
 app.command("trials")(study.trials)
 app.command("show")(show.show)
-app.command("cost")(spaces.cost)
+app.command("cost")(cost.cost)
 app.add_typer(spaces.spaces_app, name="spaces")
 app.add_typer(spaces.data_app, name="data")
 app.command("export")(tools.export)

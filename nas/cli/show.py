@@ -76,18 +76,18 @@ def _design(info: StudyInfo, architecture: Architecture) -> str:
 def _stack(architecture: Architecture) -> Iterator[str]:
     """The proxy from the input to the output; neighbouring layers of one kind share a line."""
     yield f"  {'embed':>7}  {architecture.vocab_size} x {architecture.hidden_size}"
-    routed = architecture.routing.kind == "clvr"
+    routed, widened = architecture.routed_layers, architecture.routing.kind == "wide_ffn"
     numbered = groupby(enumerate(architecture.layers), key=lambda item: item[1])
     for layer, group in numbered:
         numbers = [index for index, _ in group]
         where = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-        clvr = " + CLVR" if routed and layer.entry.delta_rule else ""
-        yield f"  {where:>7}  {_layer(layer)}{clvr} + MLP {architecture.intermediate_size}"
+        added = f" + {architecture.routing.label}" if numbers[0] in routed and not widened else ""
+        yield f"  {where:>7}  {_layer(layer)}{added} + MLP {architecture.mlp_size(numbers[0])}"
     yield f"  {'head':>7}  {'tied' if architecture.tie_word_embeddings else 'own matrix'}"
 
 
 def _layer(layer: LayerSpec) -> str:
-    parts = [f"{layer.entry.title}, {layer.heads} heads x {layer.head_dim}"]
+    parts = [f"{layer.entry.title}, {layer.heads} head{'s' if layer.heads > 1 else ''} x {layer.head_dim}"]
     if layer.kv_heads:
         parts.append(f"{layer.kv_heads} KV head{'s' if layer.kv_heads > 1 else ''}")
     if layer.value_heads:
@@ -98,6 +98,10 @@ def _layer(layer: LayerSpec) -> str:
         parts.append(f"convolution {layer.conv_size}")
     if layer.window:
         parts.append(f"window {layer.window}")
+    if layer.qk_norm:
+        parts.append("QK-norm")
+    if layer.is_softmax and not layer.rope_theta:
+        parts.append("no positions")
     return ", ".join(parts)
 
 

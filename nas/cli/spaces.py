@@ -1,16 +1,17 @@
-"""`nas spaces`, `nas cost`, `nas data`: what can be searched, what it costs, what it is trained on."""
+"""`nas spaces`, `nas data`: what can be searched, and what it is trained on."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nas.cli.errors import Refused, refusing
-from nas.cli.options import JsonOption, print_json
 
 if TYPE_CHECKING:
+    from nas.architecture import Architecture
     from search_spaces import SearchSpace
 
 SpaceArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A preset or a YAML file.")]
@@ -56,13 +57,18 @@ def check_space(space: SpaceArgument) -> None:
     from nas.cli import text
     from nas.cli.tables import cache_range, print_pairs
     from search_spaces import load_space
-    from search_spaces.designs import architectures, budget_problem
+    from search_spaces.designs import architectures, backbone_labels
+    from search_spaces.feasible import budget_problem
 
     found = load_space(space)
     deployment, full = found.deployment, found.deployment.full_attention_bytes()
-    costs = [deployment.cost(design).kv_cache_bytes for design in architectures(found)]
+    designs = architectures(found)
+    costs = [deployment.cost(design).kv_cache_bytes for design in designs]
     lines = {
         "space": f"{found.name} is valid",
+        "backbones": ", ".join(backbone_labels(found)),
+        "routing": ", ".join(found.routing),
+        "proxies": _proxies(designs),
         "designs": f"{len(costs)}, with their recipes {_counts(found)[1]} candidates",
         "kv_cache": cache_range(deployment, min(costs), max(costs)),
     }
@@ -75,89 +81,27 @@ def check_space(space: SpaceArgument) -> None:
     print_pairs(lines)
 
 
+def _proxies(designs: Sequence[Architecture]) -> str:
+    """The range of their parameters and of their MLPs, which `sizing` widens or narrows."""
+    from nas.cli import text
+    from nas.cost import parameters
+
+    counts = [parameters(design) for design in designs]
+    widths = [design.intermediate_size for design in designs]
+    return f"{_span(text.big, counts)} parameters, MLPs {_span(str, widths)} wide"
+
+
+def _span(show: Callable[[int], str], numbers: Sequence[int]) -> str:
+    low, high = show(min(numbers)), show(max(numbers))
+    return low if low == high else f"{low} to {high}"
+
+
 def _counts(space: SearchSpace) -> tuple[int, str]:
     """(designs, Candidates); a learning rate from a range has no count."""
     from search_spaces.designs import architectures, count
 
     candidates = count(space)
     return len(architectures(space)), "unlimited" if math.isinf(candidates) else str(int(candidates))
-
-
-def cost(
-    space: SpaceArgument,
-    context: Annotated[
-        str | None,
-        typer.Option("--context", metavar="N,...", help="Tokens, such as 4k,32k.", show_default="the space's"),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Price every design of a space at its Deployment, before any training."""
-    from nas.cli.text import parse_contexts
-    from search_spaces import load_space
-
-    found = load_space(space)
-    contexts = parse_contexts(context) if context else [found.deployment.context]
-    rows = [row for tokens in contexts for row in cost_rows(found, tokens)]
-    if as_json:
-        print_json(rows)
-    else:
-        _print_costs(rows)
-
-
-def cost_rows(space: SearchSpace, context: int) -> list[dict[str, Any]]:
-    """One row a design, from the smallest cache to the largest."""
-    from nas.search.records import design_name
-    from search_spaces.designs import architectures
-
-    deployment = space.deployment.model_copy(update={"context": context})
-    full = deployment.full_attention_bytes()
-    rows = []
-    for design in architectures(space):
-        price = deployment.cost(design)
-        rows.append(
-            {
-                "design": design_name(design),
-                "diagram": deployment.architecture(design).diagram,
-                "context": context,
-                "kv_cache_bytes": price.kv_cache_bytes,
-                "kv_cache_ratio": price.kv_cache_bytes / full,
-                "attention_bytes": price.attention_bytes,
-                "recurrent_bytes": price.recurrent_bytes,
-                "convolution_bytes": price.convolution_bytes,
-                "parameters": price.parameters,
-                "flops_per_token": price.flops_per_token,
-            }
-        )
-    return sorted(rows, key=lambda row: (row["kv_cache_bytes"], row["design"]))
-
-
-def _print_costs(rows: list[dict[str, Any]]) -> None:
-    from nas.cli import text
-    from nas.cli.tables import console, grid
-
-    table = grid(
-        "design",
-        ">context",
-        ">kv_cache",
-        ">of full",
-        ">attention",
-        ">recurrent",
-        ">convolution",
-        ">parameters",
-        ">FLOPs a token",
-    )
-    for row in rows:
-        sizes = [text.size(row[f"{part}_bytes"]) for part in ("attention", "recurrent", "convolution")]
-        table.add_row(
-            row["design"],
-            text.context(row["context"]),
-            text.size(row["kv_cache_bytes"]),
-            text.percent(row["kv_cache_ratio"]),
-            *sizes,
-            text.big(row["parameters"]),
-            text.big(row["flops_per_token"]),
-        )
-    console().print(table)
 
 
 @data_app.callback()

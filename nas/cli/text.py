@@ -10,6 +10,7 @@ from nas.cli.errors import Refused
 
 ABSENT = "-"
 _BARS = "▁▂▃▄▅▆▇█"
+MAX_CONTEXT = 2**40
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -51,18 +52,23 @@ def big(count: float | None) -> str:
 
 
 def context(tokens: int) -> str:
+    """Tokens in units of 1024 and 1024 * 1024 where they are whole: 4k, 1m."""
+    if tokens % 2**20 == 0:
+        return f"{tokens // 2**20}m"
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
 
 
 def parse_contexts(given: str) -> list[int]:
-    """Context lengths of "4k,32k": k = 1024."""
+    """Context lengths of "4k,32k,1m", each once: k = 1024, m = 1024 * 1024; at most 2^40 tokens."""
     found = []
     for part in given.lower().split(","):
-        match = re.fullmatch(r"\s*([1-9]\d{0,8})(k?)\s*", part, re.ASCII)
-        if match is None:
-            raise Refused(f"--context={given!r} is not a list of context lengths; allowed: 4096 or 4k, by commas")
-        found.append(int(match[1]) * (1024 if match[2] else 1))
-    return found
+        match = re.fullmatch(r"\s*([1-9]\d{0,12})([km]?)\s*", part, re.ASCII)
+        tokens = int(match[1]) * {"": 1, "k": 2**10, "m": 2**20}[match[2]] if match else 0
+        if not 0 < tokens <= MAX_CONTEXT:
+            shown = given if len(given) <= 80 else f"{given[:77]}..."
+            raise Refused(f"--context={shown!r}: allowed are 1 to 1048576m tokens, such as 4096 or 4k or 1m, by commas")
+        found.append(tokens)
+    return list(dict.fromkeys(found))
 
 
 def parse_duration(given: str) -> float:

@@ -83,9 +83,10 @@ def drawing(architecture: Architecture) -> str:
     for index, layer in enumerate(architecture.layers):
         heads = f"{layer.heads} x {layer.head_dim}"
         extra = f", {layer.kv_heads} KV head{'s' * (layer.kv_heads > 1)}" if layer.kv_heads else ""
+        extra += f", {layer.value_heads} value heads" if layer.value_heads else ""
         extra += f", window {layer.window}" if layer.window else ""
-        routed = " -> CLVR" if architecture.routing.kind == "clvr" and layer.entry.delta_rule else ""
-        mark = "#" if layer.is_full_attention else "-"
+        routed = f" -> {architecture.routing.label}" if index in architecture.routed_layers else ""
+        mark = "#" if layer.is_full_attention else "w" if layer.window else "-"
         lines.append(f"{index:>3} {mark * 8} {layer.entry.title} ({heads}{extra}){routed}")
     return "\n".join(lines)
 

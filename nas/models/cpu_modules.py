@@ -1,4 +1,7 @@
-"""fla's small modules in plain PyTorch: norms, SwiGLU, rotary positions, short convolution. Signatures are fla's."""
+"""fla's small modules in plain PyTorch: norms, SwiGLU, rotary positions, short convolution, token shift.
+
+Signatures are fla's.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,52 @@ def rms_norm_gated(
     normed = rms_norm(widen(x), weight, bias, residual, eps, True, residual_in_fp32)
     y = (normed[0] * gate).to(x.dtype)
     return (y, normed[1]) if prenorm else y
+
+
+def rms_norm_after_gate(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+) -> Tensor:
+    """Mamba-2's norm, fla's `rmsnorm_fn`: RMSNorm over groups of the last axis, with a SiLU gate z on its input.
+
+    With `norm_before_gate` the gate is on its output instead.
+    """
+    y = widen(x)
+    if z is not None and not norm_before_gate:
+        y = y * F.silu(widen(z))
+    groups = y.unflatten(-1, (-1, group_size or x.shape[-1]))
+    y = F.rms_norm(groups, groups.shape[-1:], None, eps).flatten(-2) * widen(weight)
+    if bias is not None:
+        y = y + widen(bias)
+    if z is not None and norm_before_gate:
+        y = y * F.silu(widen(z))
+    return y.to(x.dtype)
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    num_groups: int = 1,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Normalise each group of the last axis of x + residual, then scale and shift; with `prenorm` also that sum."""
+    if residual is not None:
+        x = x + residual
+    groups = widen(x).unflatten(-1, (num_groups, -1))
+    y = (F.rms_norm if is_rms_norm else F.layer_norm)(groups, groups.shape[-1:], eps=eps).flatten(-2)
+    y = y if weight is None else y * widen(weight)
+    y = (y if bias is None else y + widen(bias)).to(x.dtype)
+    return (y, widen(x) if residual_in_fp32 else x) if prenorm else y
 
 
 def rms_norm_linear(
@@ -163,3 +212,12 @@ def causal_conv1d_update(
         y = F.silu(y)
     y = y.reshape(x.shape)
     return (y if residual is None else y + residual), cache
+
+
+def token_shift(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The previous token minus this one, x [B, T, D]; before the first token of a sequence stands zero."""
+    previous = F.pad(x, (0, 0, 1, -1))
+    if cu_seqlens is not None:
+        starts = cu_seqlens[:-1]
+        previous = previous.index_fill(1, starts[starts < x.shape[1]], 0)
+    return previous - x

@@ -19,9 +19,11 @@ from .softmax import SoftmaxAttention
 from .upstream import (
     DeltaNet,
     GatedDeltaNet,
+    GatedDeltaNet2,
     GatedLinearAttention,
     HGRN2Attention,
     HGRNAttention,
+    KimiDeltaAttention,
     MultiScaleRetention,
     RWKV6Attention,
 )
@@ -147,6 +149,32 @@ def build_gated_deltanet(layer: Layer, hidden_size: int, layer_idx: int, norm_ep
     )
 
 
+def build_kda(layer: Layer, hidden_size: int, layer_idx: int, norm_eps: float) -> nn.Module:
+    return KimiDeltaAttention(
+        hidden_size=hidden_size,
+        head_dim=layer["head_dim"],
+        num_heads=layer["heads"],
+        num_v_heads=layer.get("value_heads"),
+        expand_v=layer["expand_v"],
+        layer_idx=layer_idx,
+        norm_eps=norm_eps,
+        **_convolution(layer),
+    )
+
+
+def build_gated_deltanet2(layer: Layer, hidden_size: int, layer_idx: int, norm_eps: float) -> nn.Module:
+    return GatedDeltaNet2(
+        hidden_size=hidden_size,
+        head_dim=layer["head_dim"],
+        num_heads=layer["heads"],
+        num_v_heads=layer.get("value_heads"),
+        expand_v=layer["expand_v"],
+        layer_idx=layer_idx,
+        norm_eps=norm_eps,
+        **_convolution(layer),
+    )
+
+
 def build_deltanet(layer: Layer, hidden_size: int, layer_idx: int, norm_eps: float) -> nn.Module:
     return DeltaNet(
         hidden_size=hidden_size,
@@ -234,6 +262,8 @@ def build_rwkv6(layer: Layer, hidden_size: int, layer_idx: int, norm_eps: float)
 
 register("softmax", build_softmax, linear=False)
 register("gated_deltanet", build_gated_deltanet, delta_rule=True)
+register("kda", build_kda, delta_rule=True)
+register("gated_deltanet2", build_gated_deltanet2, delta_rule=True)
 register("deltanet", build_deltanet, delta_rule=True)
 register("gla", build_gla)
 register("hgrn2", build_hgrn2, lower_bounds=True)

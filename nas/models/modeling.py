@@ -14,15 +14,15 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from .configuration import HybridConfig
 from .cpu_kernels import install
-from .mixers import build_mixer, has_lower_bounds, is_delta_rule, value_size
-from .routing import RoutingLinear, ValueRoute, capture_value, pad_value, prepare_source
+from .mixers import build_mixer, has_lower_bounds
+from .routing import RoutingLinear, build_route, mlp_size
 from .upstream import Cache, FLAGenerationMixin, GatedMLP, RMSNorm
 
 install()
 
 
 class HybridBlock(GradientCheckpointingLayer):
-    """One layer: h += mixer(norm(h)); h += MLP(norm(h)); and, where routed, h += P v (see routing.py)."""
+    """One layer: h += mixer(norm(h)); h += MLP(norm(h)); and what the routing adds (see routing.py)."""
 
     def __init__(self, config: HybridConfig, layer_idx: int) -> None:
         super().__init__()
@@ -31,39 +31,64 @@ class HybridBlock(GradientCheckpointingLayer):
         self.attn_norm = RMSNorm(size, eps=eps)
         self.attn = build_mixer(layer, size, layer_idx, eps)
         self.mlp_norm = RMSNorm(size, eps=eps)
-        self.mlp = GatedMLP(size, intermediate_size=config.intermediate_size)
-        self.route: ValueRoute | None = None
-        routing = architecture["routing"]
-        if routing["kind"] == "clvr" and is_delta_rule(layer["mixer"]):
-            self.route = ValueRoute(value_size(layer), size, layer_idx, routing.get("rank"))
-            prepare_source(self.attn)
+        self.mlp = GatedMLP(size, intermediate_size=mlp_size(architecture, layer_idx))
+        self.route = build_route(architecture, layer_idx)
+        self.layer_idx = layer_idx
 
     def forward(
         self,
         hidden_states: Tensor,
         lower_bound: Tensor | None = None,
+        received: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool = False,
         cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        """hidden_states [B, T, hidden_size] -> the same shape; `past_key_values` is extended in place."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """hidden_states [B, T, hidden_size] -> the same shape, and under CLER this layer's r [B, T, values].
+
+        `received` is r of the nearest routed layer below. These are arguments and results, never shared state, so
+        that gradient checkpointing sees them. `past_key_values` is extended in place.
+        """
         call: dict[str, Any] = {} if lower_bound is None else {"lower_bound": lower_bound}
         if cu_seqlens is not None:
             call["cu_seqlens"] = cu_seqlens
         call |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
         x = self.attn_norm(hidden_states)
-        if self.route is None:
-            mixed = self.attn(hidden_states=x, **call)[0]
-            return self._mlp(hidden_states, mixed)
-        with capture_value(self.attn) as values:
-            mixed = self.attn(hidden_states=x, **call)[0]
-        value = pad_value(values[0], attention_mask, x.shape[0], x.shape[1])
-        return self._mlp(hidden_states, mixed) + self.route(value)
 
-    def _mlp(self, hidden_states: Tensor, mixed: Tensor) -> Tensor:
+        def mix() -> Tensor:
+            return cast(Tensor, self.attn(hidden_states=x, **call)[0])
+
+        route, sent = self.route, None
+        if route is None:
+            mixed = mix()
+        else:
+            mixed, sent = route.observe(mix, received, attention_mask, x.shape[1])
+        if past_key_values is not None:
+            release_storage(past_key_values, self.layer_idx)
         normed, residual = self.mlp_norm(mixed, hidden_states, True)
-        return cast(Tensor, residual + self.mlp(normed))
+        hidden = residual + self.mlp(normed)
+        if route is None:
+            return hidden, None
+        return route(hidden, sent), sent if route.kind == "cler" else None
+
+
+def release_storage(cache: Cache, layer_idx: int) -> None:
+    """Clone every state of one layer that is a view of something larger, such as RWKV-6's last row of a whole prompt.
+
+    The bytes that decoding keeps alive are then those of its states.
+    """
+
+    def owned(state: Any) -> Any:
+        if isinstance(state, (tuple, list)):
+            return type(state)(owned(x) for x in state)
+        if isinstance(state, Tensor) and state.untyped_storage().nbytes() > state.numel() * state.element_size():
+            return state.clone(memory_format=torch.contiguous_format)
+        return state
+
+    if len(cache) > layer_idx and cache[layer_idx] is not None:
+        states = cache[layer_idx]
+        states.update({name: owned(state) for name, state in states.items()})
 
 
 class HybridPreTrainedModel(PreTrainedModel):
@@ -154,15 +179,18 @@ class HybridModel(HybridPreTrainedModel):
             past_key_values = Cache()
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # nothing is padded: every layer takes its fast path
+        error: Tensor | None = None
         for block, bound in zip(self.layers, self._lower_bounds(), strict=True):
-            hidden = block(
+            hidden, sent = block(
                 hidden,
                 bound,
+                error,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
                 cu_seqlens=cu_seqlens,
             )
+            error = error if sent is None else sent
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), past_key_values=past_key_values)
 
     def _lower_bounds(self) -> list[Tensor | None]:

@@ -1,4 +1,4 @@
-"""Softmax attention on PyTorch's SDPA: grouped keys and values, rotary positions or none, an optional window.
+"""Softmax attention on PyTorch's SDPA: grouped keys and values, rotary positions or none, an optional window and norm.
 
 fla's `Attention` needs flash-attn; parameter names and the cache layout here are the same as there.
 """
@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .upstream import Cache
+from .upstream import Cache, RMSNorm
 
 
 class SoftmaxAttention(nn.Module):
-    """Causal softmax attention (Vaswani et al., arXiv:1706.03762; GQA, arXiv:2305.13245; RoPE, arXiv:2104.09864).
+    """Causal softmax attention (Vaswani et al., arXiv:1706.03762; GQA, arXiv:2305.13245; RoPE, arXiv:2104.09864;
+    QK-norm, arXiv:2010.04245, with RMSNorm as in Qwen3, arXiv:2505.09388).
 
     Args:
         hidden_size: width of the residual stream.
@@ -25,6 +26,9 @@ class SoftmaxAttention(nn.Module):
         layer_idx: position in the stack, the key into the cache.
         window: keys a query sees, itself included; None for all.
         rope_theta: base of the rotary frequencies; None for no positions.
+        qk_norm: RMSNorm over each head's query and key before the rotation; heads share one weight vector of head_dim
+            for queries and one for keys.
+        norm_eps: epsilon of these norms.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class SoftmaxAttention(nn.Module):
         layer_idx: int,
         window: int | None = None,
         rope_theta: float | None = None,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -47,6 +53,10 @@ class SoftmaxAttention(nn.Module):
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
+        self.qk_norm = qk_norm
+        if qk_norm:
+            self.q_norm = RMSNorm(head_dim, eps=norm_eps)
+            self.k_norm = RMSNorm(head_dim, eps=norm_eps)
 
     def forward(
         self,
@@ -76,6 +86,8 @@ class SoftmaxAttention(nn.Module):
         past = past_key_values.get_seq_length(self.layer_idx) if past_key_values is not None else 0
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         q, k = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k))
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_theta is not None:
             positions = _positions(attention_mask, past, length, q.device)
             cos, sin = _rotary_tables(positions, self.head_dim, self.rope_theta, q.dtype)
@@ -91,19 +103,19 @@ class SoftmaxAttention(nn.Module):
         return self.o_proj(o.transpose(1, 2).flatten(-2)), None, past_key_values
 
     def _extend(self, cache: Cache, k: Tensor, v: Tensor, past: int) -> tuple[Tensor, Tensor]:
-        """Append keys and values [B, T, kv_heads * head_dim] to the cache; return all that the new tokens may see."""
+        """Append keys and values [B, T, kv_heads * head_dim] to the cache; return what the T new tokens can see."""
         old = cache[self.layer_idx]["attn_state"] if past else None
         seen = (k, v) if old is None else (torch.cat([old[0], k], 1), torch.cat([old[1], v], 1))
-        state = cache.update(
+        cache.update(
             layer_idx=self.layer_idx,
             attn_state=(k, v),
             offset=k.shape[1],
             cache_kwargs={"window_size": self.window},
         )
-        if self.window is not None and seen[0].shape[1] > self.window:
-            # a slice of a contiguous tensor would keep the whole prompt alive
-            state["attn_state"] = tuple(x.clone() for x in state["attn_state"])
-        return seen
+        if self.window is None:
+            return seen
+        reach = self.window + k.shape[1] - 1  # of the first of the new tokens back to the first key it sees
+        return seen[0][:, -reach:], seen[1][:, -reach:]
 
     def _mask(self, padding: Tensor | None, length: int, keys: int, device: torch.device) -> tuple[bool, Tensor | None]:
         """(is_causal, mask) for SDPA; the mask is True where a query may look: [T, keys] or [B, 1, T, keys]."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
-from nas.architecture import Architecture, Candidate
+from nas.architecture import Architecture, Candidate, LayerSpec
 from nas.cost import Cost, cost
-from nas.registry import get_mixer
 from nas.store import Store, StudyInfo, TrialRow
 from search_spaces.schema import SearchSpace
 
@@ -25,12 +25,13 @@ def facts(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
         "recipe_digest": candidate.recipe.digest,
         "name": design_name(proxy),
         "diagram": proxy.diagram,
+        "deployed_diagram": deployed.diagram,
         "recall_chance": space.workload.chance,
         "kv_cache_ratio": price.kv_cache_bytes / space.deployment.full_attention_bytes(),
         "within_budget": limit is None or price.kv_cache_bytes <= limit,
         **_sizes(deployed, price),
         **{f"proxy_{key}": value for key, value in _sizes(proxy, trained).items()},
-        "routing": proxy.routing.kind,
+        "routing": proxy.routing.label,
         "optimizer": candidate.recipe.optimizer,
         "lr": candidate.recipe.lr,
     }
@@ -55,9 +56,12 @@ def _sizes(architecture: Architecture, price: Cost) -> dict[str, Any]:
 def design_name(architecture: Architecture) -> str:
     """A short name for people: backbone, ratio or placement, and what else differs from the plain design."""
     full, layers = architecture.full_attention_layers, len(architecture.layers)
-    backbone = " + ".join(get_mixer(name).title for name in architecture.backbones)
+    backbone = _backbone_name(architecture)
+    softmax = next((x for x in sorted(architecture.layers, key=_full_first) if x.is_softmax), None)
+    groups = softmax.heads // (softmax.kv_heads or softmax.heads) if softmax else 1
+    grouped = f" GQA{groups}" if groups > 1 else ""
     if not backbone:
-        return "Full attention"
+        return f"Full attention{grouped}"
     if not full:
         where = "pure"
     elif architecture.placement == "interleaved":
@@ -66,10 +70,31 @@ def design_name(architecture: Architecture) -> str:
         where = "at " + ",".join(map(str, full))
     else:
         where = f"{len(full)}/{layers} {architecture.placement}"
-    first = next((layer for layer in architecture.layers if layer.is_full_attention), None)
-    grouped = f" GQA{first.heads // first.kv_heads}" if first and first.kv_heads else ""
-    routed = " +CLVR" if architecture.routing.kind == "clvr" else ""
+    routing = architecture.routing
+    routed = " +" + routing.label.replace(routing.kind, _ROUTING[routing.kind], 1) if routing.kind in _ROUTING else ""
     return f"{backbone} {where}{grouped}{routed}"
+
+
+def _full_first(layer: LayerSpec) -> bool:
+    return not layer.is_full_attention
+
+
+def _backbone_name(architecture: Architecture) -> str:
+    """The layers that are not full attention, as far as they do not repeat: 2 Gated DeltaNet + SWA512."""
+    rest = [layer for layer in architecture.layers if not layer.is_full_attention]
+    names = [f"SWA{layer.window}" if layer.is_softmax else layer.entry.title for layer in rest]
+    period = next((n for n in range(1, len(names)) if names[n:] == names[:-n]), len(names))
+    runs = [(name, len(list(group))) for name, group in groupby(names[:period])]
+    return " + ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
+
+
+_ROUTING = {
+    "clvr": "CLVR",
+    "cler": "CLER",
+    "cler_h": "CLER-H",
+    "self_transform": "self-transform",
+    "wide_ffn": "wide FFN",
+}
 
 
 def progress_line(study: str, row: TrialRow) -> str:

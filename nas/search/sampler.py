@@ -30,7 +30,7 @@ from nas.architecture import Candidate, derive_seed
 from nas.messages import Failure
 from nas.messages import TrialState as State
 from nas.store import TrialRow
-from search_spaces.designs import Fixed, Value, candidate
+from search_spaces.designs import Fixed, Value, backbone_labels, candidate
 from search_spaces.schema import LogRange, SearchSpace, ratio_label
 
 MAX_REJECTIONS = 100
@@ -67,7 +67,7 @@ class Told:
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     """The flat Optuna space: names as in `search_spaces.designs.candidate`."""
     flat: dict[str, BaseDistribution] = {
-        "backbone": CategoricalDistribution(space.backbones),
+        "backbone": CategoricalDistribution(backbone_labels(space)),
         "ratio": CategoricalDistribution([ratio_label(ratio) for ratio in space.ratios]),
         "placement": CategoricalDistribution(space.placements),
         "kv_groups": CategoricalDistribution(space.kv_groups),

@@ -18,8 +18,8 @@ from nas.search.board import Board
 from nas.search.records import facts, progress_line, record
 from nas.search.sampler import WORST, NoProposal, Sampler, Told, complete_params, objective_values
 from nas.store import DuplicateCandidate, Store, StoreError, StudyInfo, TrialRow
-from search_spaces.designs import Value, baselines, grid
-from search_spaces.schema import SearchSpace, ratio_label
+from search_spaces.designs import Value, grid, labelled_baselines
+from search_spaces.schema import SearchSpace
 
 RETRIED = (Failure.LOST, Failure.CHECKPOINT)
 """Not the design's fault: the segment is started again, from step 0 where its checkpoint is damaged."""
@@ -166,14 +166,8 @@ class Dispatcher:
 
     def enqueue_baselines(self) -> None:
         """Adds full attention and each pure backbone; those that the study has stay as they are (design.md 12)."""
-        labels = [ratio_label(ratio) for ratio in self.space.ratios]
-        for candidate in baselines(self.space):
-            backbones, recipe = candidate.architecture.backbones, candidate.recipe
-            params: dict[str, Value] = {}
-            if backbones and "pure" in labels:
-                named: dict[str, Value] = {"backbone": backbones[0], "ratio": "pure", "optimizer": recipe.optimizer}
-                params = complete_params(self.space, {**named, f"lr_{recipe.optimizer}": recipe.lr})
-            self.enqueue(candidate, "baseline", params)
+        for params, candidate in labelled_baselines(self.space):
+            self.enqueue(candidate, "baseline", complete_params(self.space, params) if params else {})
 
     def _start_next(self) -> bool:
         """Starts the most urgent work on a free slot: waiting trials, then promotions, then a new trial."""

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, column, inspect, select, table, text
 
 from nas.store.errors import StorageError
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in migrations/versions."""
 
 VERSION_TABLE = "nas_alembic_version"

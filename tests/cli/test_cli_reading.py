@@ -1,4 +1,4 @@
-"""The commands that read: status, front, trials, show, cost, spaces, data, export, dashboard, settings."""
+"""The commands that read: status, front, trials, show, spaces, data, export, dashboard, settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from nas.search.front import front
 from nas.search.records import load
 from nas.store import Store
 from search_spaces import load_space, preset_names
-from search_spaces.designs import architectures
 from tests.cli.conftest import Ended, Nas
 
 KEYS = [
@@ -159,21 +158,6 @@ def test_show_prints_a_failure_with_its_traceback(demo: Ended, nas: Nas) -> None
         store.fail_segment(info.id, failed, state=TrialState.FAILED)
     shown = nas("show", f"demo/{number}").out
     assert "error: bad [bold]shape\nTraceback\n  x[0]\n" in shown
-
-
-def test_cost_prices_every_design_at_every_context(nas: Nas) -> None:
-    rows = strict(nas("cost", "tiny.yaml", "--context", "4k,32k", "--json").out)
-    space = load_space("tiny.yaml")
-    assert len(rows) == 2 * len(architectures(space))
-    assert {row["context"] for row in rows} == {4096, 32768}
-    full = space.deployment.full_attention_bytes()
-    for row in rows:
-        parts = row["attention_bytes"] + row["recurrent_bytes"] + row["convolution_bytes"]
-        assert row["kv_cache_bytes"] == parts
-        assert row["kv_cache_ratio"] == pytest.approx(parts * (32768 / row["context"]) / full)
-    keys = {"design", "context", "kv_cache_bytes", "parameters", "flops_per_token"}
-    assert keys <= set(rows[0])
-    assert "GLA pure" in nas("cost", "tiny.yaml").out
 
 
 def test_spaces_lists_prints_and_checks(nas: Nas, folder: Path) -> None:

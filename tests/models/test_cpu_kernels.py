@@ -2,107 +2,80 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from fla.ops.delta_rule.naive import delta_rule_recurrence
-from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
-from fla.ops.gla.naive import naive_recurrent_gla
-from fla.ops.hgrn.naive import naive_recurrent_hgrn
+from fla.ops.kda.gate import naive_kda_gate, naive_kda_lowerbound_gate
 from torch import Tensor
 
-from nas.models import cpu_delta, cpu_gla, cpu_hgrn, cpu_retention
+from tests.models.kernel_cases import KERNELS, Draw
 
-B, H, K, V = 2, 3, 8, 5
-Kernel = Callable[..., tuple[Tensor, Tensor]]
-
-
-def _reference_delta(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    o, state = delta_rule_recurrence(*(x.transpose(1, 2) for x in (q, k, v, beta)), initial_state)
-    return o.transpose(1, 2), state
+Tensors = dict[str, Tensor]
 
 
-def _reference_retention(q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
-    g = torch.log(1 - 2.0 ** -(5.0 + torch.arange(H)))[:, None].expand_as(q)
-    return naive_recurrent_gla(q, k, v, g, initial_state, True)
-
-
-KERNELS: dict[str, tuple[Kernel, Kernel]] = {
-    "gated_delta_rule": (
-        lambda q, k, v, g, b, s: cpu_delta.gated_delta_rule(q, k, v, g, b, initial_state=s, output_final_state=True),
-        lambda q, k, v, g, b, s: naive_recurrent_gated_delta_rule(q, k, v, b, g, None, s, True),
-    ),
-    "delta_rule": (
-        lambda q, k, v, b, s: cpu_delta.delta_rule(q, k, v, b, initial_state=s, output_final_state=True),
-        _reference_delta,
-    ),
-    "gla": (
-        lambda q, k, v, g, s: cpu_gla.gla(q, k, v, g, initial_state=s, output_final_state=True),
-        lambda q, k, v, g, s: naive_recurrent_gla(q, k, v, g, s, True),
-    ),
-    "hgrn": (
-        lambda x, g, s: cpu_hgrn.hgrn(x, g, s, True),
-        lambda x, g, s: naive_recurrent_hgrn(x, g, s, True),
-    ),
-    "retention": (
-        lambda q, k, v, s: cpu_retention.retention(q, k, v, initial_state=s, output_final_state=True),
-        _reference_retention,
-    ),
-}
-
-
-def _inputs(
-    name: str, length: int, decay: float, state: bool, dtype: torch.dtype = torch.float32
-) -> list[Tensor | None]:
-    """The kernel's arguments; log decays are about -decay, with every fifth one near 0."""
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=dtype)
-
-    def log_decay(*shape: int) -> Tensor:
-        g = -decay * torch.rand(*shape, dtype=dtype)
-        g[:, ::5] *= 0.001
-        return g
-
-    if name == "hgrn":
-        args = [draw(B, length, K), log_decay(B, length, K)]
-        return [*args, draw(B, K) if state else None]
-    q, k, v = draw(B, length, H, K), F.normalize(draw(B, length, H, K), dim=-1), draw(B, length, H, V)
-    g = log_decay(B, length, H, K) if name == "gla" else log_decay(B, length, H)
-    beta = torch.rand(B, length, H, dtype=dtype)
-    extra = {"gated_delta_rule": [g, beta], "delta_rule": [beta], "gla": [g], "retention": []}[name]
-    return [q, k, v, *extra, draw(B, H, K, V) if state else None]
+def _draw(name: str, draw: Draw, state: bool) -> tuple[Tensors, Tensors, Tensor | None]:
+    """The kernel's streams, its parameters and, if asked, an initial state."""
+    case = KERNELS[name]
+    start = torch.randn(draw.batch, *case.state, dtype=draw.dtype) if state else None
+    return case.streams(draw), case.parameters(draw.dtype), start
 
 
 def _relative(ours: Tensor, reference: Tensor) -> float:
     return float((ours - reference).norm() / reference.norm().clamp(min=0.1))  # rounding of terms near 1
 
 
-def _gradients(kernel: Kernel, args: list[Tensor | None], weights: list[Tensor]) -> list[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() if x is not None else None for x in args]
-    outputs = kernel(*leaves)
-    total = sum(((o * w).sum() for o, w in zip(outputs, weights, strict=True)), torch.zeros(()))
-    return list(torch.autograd.grad(total, [x for x in leaves if x is not None]))
+def _in_batches(kernel: Callable[..., Any], sizes: tuple[int, ...]) -> Callable[..., list[Tensor]]:
+    """The kernel run on that many sequences at a time; outputs and states joined again."""
+
+    def run(streams: Tensors, parameters: Tensors, state: Tensor | None) -> list[Tensor]:
+        results, first = [], 0
+        for size in sizes:
+            rows = slice(first, first + size)
+            part = {name: x[rows] for name, x in streams.items()}
+            start = None if state is None else state[rows]
+            results.append(kernel(**part, **parameters, initial_state=start, output_final_state=True))
+            first += size
+        return [torch.cat(parts) for parts in zip(*results, strict=True)]
+
+    return run
 
 
-@pytest.mark.parametrize("decay", [0.1, 30.0], ids=["weak", "strong"])
+def _with_gradients(
+    run: Callable[..., list[Tensor]], streams: Tensors, parameters: Tensors, state: Tensor | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Output and final state, and the gradients of their weighted sum (the weights are drawn from seed 0)."""
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.clone().requires_grad_()
+
+    streams, parameters = ({name: leaf(x) for name, x in group.items()} for group in (streams, parameters))
+    state = None if state is None else leaf(state)
+    outputs = run(streams, parameters, state)
+    source = torch.Generator().manual_seed(0)
+    total = torch.stack([(x * torch.randn(x.shape, generator=source)).sum() for x in outputs]).sum()
+    leaves = [*streams.values(), *parameters.values(), *([] if state is None else [state])]
+    return [x.detach() for x in outputs], list(torch.autograd.grad(total, leaves))
+
+
+DECAYS = {"weak": 0.1, "strong": 30.0}
+WITH_DECAY = [(name, decay) for name, case in KERNELS.items() for decay in (DECAYS if case.decays else ["weak"])]
+
+
 @pytest.mark.parametrize("state", [False, True], ids=["fresh", "continued"])
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
-@pytest.mark.parametrize("name", KERNELS)
-def test_equals_the_naive_recurrence(name: str, length: int, state: bool, decay: float) -> None:
-    if decay > 1 and name in ("delta_rule", "retention"):
-        pytest.skip("no decay to choose")
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize(("name", "decay"), WITH_DECAY)
+def test_equals_the_naive_recurrence(name: str, length: int, state: bool, decay: str) -> None:
+    """In batches of one and of three sequences."""
+    case = KERNELS[name]
     torch.manual_seed(length)
-    args = _inputs(name, length, decay, state)
-    ours, reference = KERNELS[name]
-    outputs, expected = ours(*args), reference(*args)
+    inputs = _draw(name, Draw(4, length, DECAYS[decay]), state)
+    outputs, gradients = _with_gradients(_in_batches(case.kernel, (1, 3)), *inputs)
+    expected, expected_gradients = _with_gradients(_in_batches(case.reference, (4,)), *inputs)
     for got, want in zip(outputs, expected, strict=True):
+        assert got.dtype == want.dtype == torch.float32
         assert _relative(got, want) < 1e-5
-    weights = [torch.randn_like(x) for x in expected]
-    for got, want in zip(_gradients(ours, args, weights), _gradients(reference, args, weights), strict=True):
+    for got, want in zip(gradients, expected_gradients, strict=True):
         assert torch.isfinite(got).all()
         assert _relative(got, want) < 1e-4
 
@@ -111,47 +84,97 @@ def test_equals_the_naive_recurrence(name: str, length: int, state: bool, decay:
 @pytest.mark.parametrize("name", KERNELS)
 def test_float64_stays_float64(name: str, length: int) -> None:
     torch.manual_seed(1)
-    args = _inputs(name, length, 1.0, True, torch.float64)
-    ours, _ = KERNELS[name]
-    outputs = ours(*args)
-    assert all(x.dtype == torch.float64 for x in outputs)
+    kernel = KERNELS[name].kernel
+    streams, parameters, state = _draw(name, Draw(2, length, 1.0, torch.float64), True)
+    whole, final = kernel(**streams, **parameters, initial_state=state, output_final_state=True)
+    assert whole.dtype == final.dtype == torch.float64
     # one token at a time is the same sum in another order: only float64 agrees this far
-    *streams, state = args
     pieces = []
     for t in range(length):
-        o, state = ours(*(x[:, t : t + 1] for x in streams if x is not None), state)
+        token = {name: x[:, t : t + 1] for name, x in streams.items()}
+        o, state = kernel(**token, **parameters, initial_state=state, output_final_state=True)
         pieces.append(o)
     assert state is not None
-    assert _relative(torch.cat(pieces, 1), outputs[0]) < 1e-12
-    assert _relative(state, outputs[1]) < 1e-12
+    assert _relative(torch.cat(pieces, 1), whole) < 1e-12
+    assert _relative(state, final) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["gla", "hgrn"])
-def test_handwritten_gradients(name: str) -> None:
-    """The two kernels with a backward pass of their own, by finite differences."""
+@pytest.mark.parametrize("name", KERNELS)
+def test_half_precision_is_computed_in_float32(name: str) -> None:
+    torch.manual_seed(4)
+    kernel = KERNELS[name].kernel
+    streams, parameters, _ = _draw(name, Draw(2, 40, 1.0, torch.bfloat16), False)
+    wide = {name: x.float() for name, x in (streams | parameters).items()}
+    expected, _ = kernel(**wide, output_final_state=True)
+    o, _ = kernel(**streams, **parameters, output_final_state=True)
+    assert o.dtype == torch.bfloat16
+    assert torch.equal(o, expected.bfloat16())
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("name", [name for name, case in KERNELS.items() if case.handwritten])
+def test_handwritten_gradients(name: str, decay: str) -> None:
+    """The kernels with a backward pass of their own, by finite differences."""
     torch.manual_seed(2)
-    args = _inputs(name, 7, 0.5, True, torch.float64)
-    assert torch.autograd.gradcheck(
-        KERNELS[name][0], tuple(x[:1].requires_grad_() for x in args if x is not None), fast_mode=True
-    )
+    streams, parameters, state = _draw(name, Draw(1, 7, DECAYS[decay], torch.float64), True)
+    assert state is not None
+    names = [*streams, *parameters, "initial_state"]
+
+    def kernel(*values: Tensor) -> Any:
+        return KERNELS[name].kernel(**dict(zip(names, values, strict=True)), output_final_state=True)
+
+    leaves = [x.requires_grad_() for x in (*streams.values(), *parameters.values(), state)]
+    assert torch.autograd.gradcheck(kernel, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_packed_sequences_are_separate(name: str) -> None:
     torch.manual_seed(3)
-    full = {
-        "gated_delta_rule": cpu_delta.gated_delta_rule,
-        "delta_rule": cpu_delta.delta_rule,
-        "gla": cpu_gla.gla,
-        "hgrn": cpu_hgrn.hgrn,
-        "retention": cpu_retention.retention,
-    }[name]
-    *streams, state = (x for x in _inputs(name, 9, 0.5, True) if x is not None)
+    kernel = KERNELS[name].kernel
+    streams, parameters, state = _draw(name, Draw(2, 9, 0.5), True)
+    assert state is not None
+    packed = {name: x.flatten(0, 1)[None] for name, x in streams.items()}
     for lengths in ([9, 9], [4, 14], [18, 0]):
         bounds = torch.tensor([0, *lengths]).cumsum(0)
-        packed = [x.flatten(0, 1)[None] for x in streams]
-        o, final = full(*packed, initial_state=state, output_final_state=True, cu_seqlens=bounds)
+        o, final = kernel(**packed, **parameters, initial_state=state, output_final_state=True, cu_seqlens=bounds)
         for i, (a, b) in enumerate(pairwise(bounds.tolist())):
-            alone = full(*(x[:, a:b] for x in packed), initial_state=state[i : i + 1], output_final_state=True)
+            part = {name: x[:, a:b] for name, x in packed.items()}
+            alone = kernel(**part, **parameters, initial_state=state[i : i + 1], output_final_state=True)
             torch.testing.assert_close(o[:, a:b], alone[0])
             torch.testing.assert_close(final[i : i + 1], alone[1])
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0], ids=["free", "bounded"])
+@pytest.mark.parametrize("name", ["kda", "gated_deltanet2"])
+def test_gates_and_norms_inside_the_kernel(name: str, lower_bound: float | None) -> None:
+    """Decays, the two norms, the sigmoid and the state's layout are what fla's layers leave to the kernel."""
+    torch.manual_seed(5)
+    case = KERNELS[name]
+    streams, _, state = _draw(name, Draw(4, 40, 1.0), True)
+    streams |= {"g": torch.randn_like(streams["g"]), "k": torch.randn_like(streams["k"])}
+    heads, size = streams["g"].shape[2:]
+    parameters = {"A_log": torch.randn(heads), "dt_bias": torch.randn(heads * size)}
+    options: dict[str, Any] = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "lower_bound": lower_bound}
+    if name == "kda":
+        options |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+
+    def ours(initial_state: Tensor, **inputs: Any) -> Any:
+        o, final = case.kernel(**inputs, **options, initial_state=initial_state.mT, state_v_first=True)
+        return o, final.mT
+
+    def reference(q: Tensor, k: Tensor, g: Tensor, A_log: Tensor, dt_bias: Tensor, **inputs: Any) -> Any:
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        if lower_bound is None:
+            g = naive_kda_gate(g, A_log, dt_bias)
+        else:
+            g = naive_kda_lowerbound_gate(g, A_log, dt_bias, lower_bound)
+        if name == "kda":
+            inputs["beta"] = 2 * inputs["beta"].sigmoid()
+        return case.reference(q=q, k=k, g=g, **inputs)
+
+    outputs, gradients = _with_gradients(_in_batches(ours, (4,)), streams, parameters, state)
+    expected, expected_gradients = _with_gradients(_in_batches(reference, (4,)), streams, parameters, state)
+    for got, want in zip(outputs, expected, strict=True):
+        assert _relative(got, want) < 1e-5
+    for got, want in zip(gradients, expected_gradients, strict=True):
+        assert _relative(got, want) < 1e-4

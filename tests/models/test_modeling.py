@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nas import registry
 from nas.architecture import Architecture
 from nas.cost import parameters
 from nas.models import mixers
 from nas.models.configuration import HybridConfig
 from nas.models.modeling import HybridForCausalLM
 from nas.models.softmax import SoftmaxAttention
+from tests.models.layouts import stack
 
 Make = Callable[..., HybridForCausalLM]
 
@@ -25,6 +27,22 @@ def test_parameters_equal_the_formula(
     model = make_model(*kinds, tie_word_embeddings=tie)
     expected = parameters(make_design(*kinds, tie_word_embeddings=tie))
     assert sum(p.numel() for p in model.parameters()) == expected
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("name", registry.mixers())
+def test_parameters_of_every_layout(name: str, tie: bool) -> None:
+    """Layer by layer, and of the whole stack."""
+    design = stack(name, tie_word_embeddings=tie)
+    model = HybridForCausalLM(HybridConfig(architecture=design.canonical()))
+    for layer, x, block in zip(design.layers, design.dims(), model.model.layers, strict=True):
+        found = sum(p.numel() for p in block.attn.parameters())
+        assert found == layer.entry.parameters(x), layer.canonical()
+    assert sum(p.numel() for p in model.parameters()) == parameters(design)
+
+
+def test_the_hybrid_has_every_mixer(make_design: Callable[..., Architecture], hybrid: tuple[str, ...]) -> None:
+    assert {layer.mixer for layer in make_design(*hybrid).layers} == set(registry.mixers())
 
 
 def test_trains(kinds: tuple[str, ...], make_model: Make) -> None:

@@ -305,6 +305,7 @@ def test_an_exhausted_space_ends(simulate: Launch, space: SearchSpace) -> None:
         "ratios": ["pure", "4:1"],
         "placements": ["interleaved"],
         "kv_groups": [1],
+        "routing": ["none"],
         "optimizers": {"adamw": {"lr": [1e-3, 3e-3]}},
     }
     result = simulate(space=space.model_validate(small), study="small", trials=50)

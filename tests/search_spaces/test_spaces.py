@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.registry import linear_mixers
-from search_spaces import SpaceError, load_space, preset_names
-from search_spaces.designs import Fixed, architectures, baselines, candidate, count, grid
+from search_spaces import SpaceError, load_space
+from search_spaces.designs import Fixed, architectures, baselines, candidate, count
 from search_spaces.loading import parse_space, read_text
 
 
@@ -17,35 +16,6 @@ def altered(old: str, new: str, preset: str = "cpu-demo") -> str:
     text = read_text(preset)
     assert old in text
     return text.replace(old, new, 1)
-
-
-def test_presets() -> None:
-    assert preset_names() == ["cpu-demo", "hybrid-gpu", "p1-grid"]
-    for name in preset_names():
-        space = load_space(name)
-        assert space.name == name
-        assert space.description
-        assert type(space).model_validate(space.canonical()).digest == space.digest
-
-
-def test_hybrid_gpu_has_every_backbone() -> None:
-    assert set(load_space("hybrid-gpu").backbones) == set(linear_mixers())
-    assert load_space("hybrid-gpu").proxy.layers == 12
-
-
-def test_p1_grid_is_the_papers_grid() -> None:
-    space = load_space("p1-grid")
-    assert len(space.backbones) == 6
-    assert len(architectures(space)) == 30
-    assert space.proxy.layers == 24
-    found = list(grid(space))
-    assert len(found) == count(space) == 90
-    assert len({design.digest for _, design in found}) == 90
-    full = baselines(space)
-    assert all(not base.architecture.backbones for base in full)
-    assert len(full) == 3  # as many recipes as every cell has
-    ratios = {design.architecture.full_attention_layers for _, design in found}
-    assert ratios == {(), (23,), (11, 23), (5, 11, 17, 23), (2, 5, 8, 11, 14, 17, 20, 23)}
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,12 @@ def test_tables_and_migrations_agree(store: Store) -> None:
     assert all(table.startswith("nas_") for table in metadata.tables)
 
 
-@pytest.mark.parametrize("revision", ["0002", "0999"])
+@pytest.mark.parametrize("revision", [f"{int(schema.HEAD) + 1:04}", "0999"])
 def test_a_newer_schema_is_refused(url: str, revision: str) -> None:
     with Store.open(url) as store, store._write() as connection:
         connection.execute(sqlalchemy.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '{revision}'"))
     for read_only in (False, True):
-        with pytest.raises(StorageError, match=f"revision {revision}, this version knows up to 0001: upgrade"):
+        with pytest.raises(StorageError, match=f"revision {revision}, this version knows up to {schema.HEAD}: upgrade"):
             Store.open(url, read_only=read_only)
 
 
@@ -226,7 +226,8 @@ def test_a_database_of_revision_0001_opens(tmp_path: Path) -> None:
     path.write_bytes((DATA / "revision_0001.db").read_bytes())
     with Store.open(f"sqlite:///{path}") as store:
         study = store.study("old")
-        assert (study.space, study.seed, store.get_meta(study.id, "note")) == ({"backbones": ["gla"]}, 7, "kept")
+        space = {"backbones": ["gla"], "sizing": {"parameters": "free"}}
+        assert (study.space, study.seed, store.get_meta(study.id, "note")) == (space, 7, "kept")
         states = [(trial.state, trial.rung, trial.recall) for trial in store.trials(study.id)]
         assert states == [
             (TrialState.COMPLETE, 0, 0.5),
@@ -240,6 +241,14 @@ def test_a_database_of_revision_0001_opens(tmp_path: Path) -> None:
             (100, "recall", 0.5),
         ]
         assert store.recover(study.id) == [2]
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in DATA.glob("*.db")))
+def test_every_old_database_opens_at_this_revision(tmp_path: Path, file: str) -> None:
+    (tmp_path / "nas.db").write_bytes((DATA / file).read_bytes())
+    with Store.open(f"sqlite:///{tmp_path}/nas.db") as store, store._read() as connection:
+        assert schema.current(connection) == schema.HEAD
+        assert all(store.trials(study.id) for study in store.studies() if study.name != "nope")
 
 
 def test_a_database_in_a_read_only_folder_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
