@@ -117,6 +117,7 @@ def _write(info: StudyInfo, row: TrialRow, model: HybridForCausalLM, folder: Pat
     HybridConfig.register_for_auto_class()
     HybridForCausalLM.register_for_auto_class("AutoModelForCausalLM")
     model.save_pretrained(folder)
+    name_modules(folder)
     workload = Workload.model_validate(info.space["workload"])
     ByteTokenizer.of(workload).to_hugging_face().save_pretrained(folder)
     facts = record(info.name, row)
@@ -125,3 +126,17 @@ def _write(info: StudyInfo, row: TrialRow, model: HybridForCausalLM, folder: Pat
         json.dumps({"trial": facts, "candidate": row.candidate, "space": info.space}, indent=1, allow_nan=False),
         encoding="utf-8",
     )
+
+
+def name_modules(folder: Path) -> None:
+    """Make the exported modeling.py name every module beside it.
+
+    Up to 5.9 transformers copies to its cache only the modules that modeling.py itself imports, as far as a pattern
+    finds them in its text, not those that they import in turn. A string is enough for the pattern, and runs nothing.
+    """
+    names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "modeling")
+    lines = "\n".join(f"from .{name} import *" for name in names)
+    with (folder / "modeling.py").open("a", encoding="utf-8") as code:
+        code.write(
+            f'\n\n_MODULES = """For transformers up to 5.9, which copies only modules named here:\n{lines}\n"""\n'
+        )

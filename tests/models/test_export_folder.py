@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import nas.models.modeling as modeling
+from nas.export.hub import name_modules
 
 ROOM = Path(modeling.__file__).parent
 LOAD = """
@@ -33,6 +34,7 @@ def test_loads_without_nas(make_model: Callable[..., modeling.HybridForCausalLM]
     for file in ROOM.glob("*.py"):
         if file.name != "__init__.py":
             shutil.copy(file, folder)
+    name_modules(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["auto_map"] = {
@@ -41,7 +43,7 @@ def test_loads_without_nas(make_model: Callable[..., modeling.HybridForCausalLM]
     }
     path.write_text(json.dumps(config))
     torch.save(ids, folder / "ids.pt")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HF_HOME": str(tmp_path / "home")}
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(
         [sys.executable, "-P", "-c", LOAD, str(folder)],
         env=environment,

@@ -26,6 +26,7 @@ TESTS = (
     "tests/models/test_modeling.py::test_save_and_load",
     "tests/models/test_modeling.py::test_configuration_round_trip",
     "tests/models/test_modeling.py::test_gradient_checkpointing_changes_nothing",
+    "tests/models/test_export_folder.py::test_loads_without_nas",
 )
 RUN = """
 import sys, pytest
