@@ -90,7 +90,7 @@ def test_left_padding_changes_nothing(mixer: str, dtype: str, device: str, error
     design = _design(mixer, "hybrid")
     model = build(design).to(device, getattr(torch, dtype))
     length = 64 if _refuses_long(mixer, dtype) else 80
-    rows, lengths = ids(device, length, 3), (length, 51, 7)
+    rows, lengths = ids(device, length, 3), (length, 51, 19)
     mask = (torch.arange(length) >= length - torch.tensor(lengths)[:, None]).long().to(device)
     together, truth = _in_parts(model, rows, [length - 4, *[1] * 4], mask), _truth(design, model)
     for row, n in enumerate(lengths):

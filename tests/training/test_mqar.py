@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nas.tasks import MQAR, tasks
 from nas.training.data.mix import Mix
 from nas.training.data.recall import GENERATORS
 from nas.training.data.recall.mqar import FILLER, IGNORED, generate
 from nas.training.data.sample import sample_text
-from nas.tasks import MQAR, tasks
 from nas.workload import BYTES, Workload
 
 SPEC = MQAR(keys=16, values=12)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.training.data.tokenizer import ByteTokenizer
 from nas.tasks import MQAR
+from nas.training.data.tokenizer import ByteTokenizer
 from nas.workload import Workload
 
 TOKENIZER = ByteTokenizer(32)
