@@ -14,7 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parents[1]
 SPACE = """
 name: plugin
-trials: 3
+trials: 2
 backbones: [leaky_average]
 ratios: [pure, "2:1"]
 optimizers: {adamw: {lr: {low: 1.0e-3, high: 4.0e-3}}}
@@ -22,12 +22,12 @@ proxy:
   {layers: 2, hidden_size: 32, intermediate_size: 64, heads: 2, head_dim: 16, sequence_length: 48, batch_size: 8,
   warmup_steps: 2}
 workload:
-  text: {weight: 0.25, source: python}
+  text: {weight: 0}
   recall:
     - {task: overwrite, keys: 8, values: 8, pairs: [2, 3], evaluation_pairs: [3, 4]}
     - {task: mqar, keys: 8, values: 8, pairs: [2], evaluation_pairs: [3]}
   evaluation_sequences: 16
-rungs: {steps: [3, 6]}
+rungs: {steps: [3]}
 """
 MODEL = """
 import json, torch
