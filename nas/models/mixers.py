@@ -211,6 +211,7 @@ def build_hgrn2(layer: Layer, hidden_size: int, layer_idx: int, norm_eps: float)
 
 def build_hgrn(layer: Layer, hidden_size: int, layer_idx: int, norm_eps: float) -> nn.Module:
     return HGRNAttention(
+        mode="fused_recurrent",  # as fla's HGRNConfig: the chunk kernel leaves a float32 state in a bf16 model's cache
         hidden_size=hidden_size,
         expand_ratio=_key_size(layer) // hidden_size,
         layer_idx=layer_idx,

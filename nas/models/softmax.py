@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .cpu_layout import widen
 from .upstream import Cache, RMSNorm
 
 
@@ -149,6 +150,7 @@ def _rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + D/2) of x [B, T, H, D] by the tabled angles."""
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    """Rotate the pairs (i, i + D/2) of x [B, T, H, D] by the tabled angles, rounding once at the end as fla does."""
+    a, b = widen(x).chunk(2, -1)
+    cos, sin = widen(cos), widen(sin)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)

@@ -121,7 +121,7 @@ def _sizes(design: Architecture, layer: LayerSpec) -> dict[str, Any]:
         "gla": by_width | convolution,
         "retnet": by_width,  # fla's model has no convolution to switch on
         "rwkv6": by_width,
-        "hgrn": convolution | {"expand_ratio": round(key), "attn_mode": "chunk"},  # the layer's own default
+        "hgrn": convolution | {"expand_ratio": round(key), "attn_mode": "fused_recurrent"},
         "hgrn2": convolution | {"expand_ratio": layer.head_dim},
         "mamba2": {
             "n_groups": layer.heads,
