@@ -6,9 +6,18 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from nas.registry import Dims, Mixer, get_mixer, mixers
 
@@ -51,7 +60,7 @@ class LayerSpec(Frozen):
     conv_size: NonNegativeInt = 0
     rope_theta: PositiveFloat | None = None
     """Base of the rotary positions; None for no positions (NoPE)."""
-    qk_norm: Literal[True] | None = None
+    qk_norm: Annotated[Literal[True] | None, BeforeValidator(lambda value: None if value is False else value)] = None
     """RMSNorm over each head's queries and keys, one scale vector for each, before the rotation."""
 
     @property
@@ -107,7 +116,7 @@ class Routing(Frozen):
     """
 
     kind: Literal["none", "clvr", "cler", "cler_h", "self_transform", "wide_ffn"] = "none"
-    rank: PositiveInt | None = None
+    rank: Annotated[int, Field(gt=0, lt=10**6)] | None = None
     gamma: Literal["scalar", "head", "channel"] | None = None
     scope: Literal["linear"] | None = None
 
@@ -202,9 +211,8 @@ class Architecture(Frozen):
         if self.routing.kind == "none":
             return ()
         every = self.routing.scope == "linear"
-        return tuple(
-            i for i, x in enumerate(self.layers) if x.entry.delta_rule or (every and x.entry.family == "linear")
-        )
+        entries = enumerate(layer.entry for layer in self.layers)
+        return tuple(i for i, x in entries if x.routable and (x.delta_rule or (every and x.family == "linear")))
 
     def mlp_size(self, index: int) -> int:
         """Intermediate size of one layer's MLP: wider under the control `wide_ffn`, by a third of the layer's values,

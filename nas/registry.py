@@ -8,14 +8,17 @@ packages add mixers through the entry-point groups `nas.mixers` (an object that 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Literal
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from nas.architecture import LayerSpec
+
+_log = logging.getLogger(__name__)
 
 GLA_GATE_RANK = 16
 """Rank of GLA's gate projection (fla's `gate_low_rank_dim`)."""
@@ -100,6 +103,8 @@ class Mixer:
     """True where the layer cannot be built without its short convolution."""
     even_heads: bool = False
     """True where fla's layer rotates queries and keys by their positions: head_dim must be even."""
+    routable: bool = True
+    """False where the layer calls none of fla's kernels: routing, which reads the values there, leaves it out."""
     shared_keys: bool = False
     """True where all value heads usually share one group of keys (Mamba-2): a space or a Deployment that gives heads
     means value heads, and the groups stay as they are."""
@@ -303,17 +308,37 @@ def mixers() -> Mapping[str, Mixer]:
     """Every known mixer by name: ours, then those that installed packages add.
 
     Raises:
-        ValueError: an entry point of the group `nas.mixers` is not a `Mixer` or takes a name already taken.
+        ValueError: an entry point of the group `nas.mixers` is no `Mixer`, or has not its name, or one already taken.
     """
     known = {mixer.name: mixer for mixer in _MIXERS}
     for entry in entry_points(group="nas.mixers"):
-        mixer = entry.load()
+        mixer = load_entry(entry)
+        if mixer is None:
+            continue
         if not isinstance(mixer, Mixer):
-            raise ValueError(f"entry point nas.mixers:{entry.name} gives {type(mixer).__name__}; expected Mixer")
-        if mixer.name in known:
-            raise ValueError(f"entry point nas.mixers:{entry.name} takes the name {mixer.name!r}, which exists")
+            raise ValueError(f"{described(entry)} gives {type(mixer).__name__}; expected nas.registry.Mixer")
+        if mixer.name != entry.name or mixer.name in known:
+            raise ValueError(f"{described(entry)} gives the mixer {mixer.name!r}; allowed: its own name, not yet taken")
         known[mixer.name] = mixer
     return known
+
+
+def described(entry: EntryPoint) -> str:
+    """Group, name and package of an entry point, for messages."""
+    package = f" of {entry.dist.name}" if entry.dist else ""
+    return f"entry point {entry.group}:{entry.name}{package}"
+
+
+def load_entry(entry: EntryPoint) -> Any:
+    """What an entry point of another package names; None, with a logged warning, if importing it fails.
+
+    One broken package must not stop commands that do not use it. What it would have added is refused as unknown.
+    """
+    try:
+        return entry.load()
+    except Exception as error:  # noqa: BLE001 (foreign code, which may fail in any way)
+        _log.warning("%s cannot be loaded and is left out: %s: %s", described(entry), type(error).__name__, error)
+        return None
 
 
 def get_mixer(name: str) -> Mixer:

@@ -149,8 +149,9 @@ def _gpus(request: Request) -> int:
 
 
 def _small_heads(space: SearchSpace) -> tuple[str, int] | None:
-    """A linear mixer whose heads are too small for a GPU, and their size (fla issue 22)."""
-    sizes = ((name, layer(space, name).head_dim) for name in space.mixers)
+    """A linear mixer whose key or value heads are too small for a GPU, and their size (fla issue 22)."""
+    layers = ((name, layer(space, name)) for name in space.linear_mixers)
+    sizes = ((name, round(x.head_dim * min(1, x.expand_v))) for name, x in layers)
     return next(((name, size) for name, size in sizes if size < MIN_GPU_HEAD), None)
 
 

@@ -16,6 +16,7 @@ from pydantic import Field, GetCoreSchemaHandler, PositiveInt, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from nas.architecture import Frozen
+from nas.registry import described, load_entry
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 """A source's share of a batch, before the shares are scaled to 1."""
@@ -104,11 +105,14 @@ def tasks() -> Mapping[str, type[RecallTask]]:
     """
     known: dict[str, type[RecallTask]] = {"mqar": MQAR}
     for entry in entry_points(group="nas.tasks"):
-        task = entry.load()
+        task = load_entry(entry)
+        if task is None:
+            continue
         if not (isinstance(task, type) and issubclass(task, RecallTask)):
-            raise ValueError(f"entry point nas.tasks:{entry.name} gives {task!r}; expected a subclass of RecallTask")
-        if task.model_fields["task"].default != entry.name or entry.name in known or entry.name == "text":
-            raise ValueError(f"entry point nas.tasks:{entry.name} must have its task's name, one not taken already")
+            raise ValueError(f"{described(entry)} gives {task!r}; expected a subclass of nas.tasks.RecallTask")
+        name = task.model_fields["task"].default
+        if name != entry.name or name in known or name == "text":
+            raise ValueError(f"{described(entry)} gives the task {name!r}; allowed: its own name, not yet taken")
         known[entry.name] = task
     return known
 

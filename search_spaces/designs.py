@@ -122,7 +122,7 @@ def architecture(
     depth = space.proxy.layers
     design = _stack(space, layer_names(backbone, full, depth), kv_groups)
     if space.sizing.parameters == "matched":
-        design = matched(design, _stack(space, ["softmax"] * depth))
+        design = matched(design, _stack(space, ["softmax"] * depth, min(space.kv_groups)))
     return design if routing == "none" else _with_routing(design, routing)
 
 
@@ -184,7 +184,7 @@ def recipe(space: SearchSpace, optimizer: str, lr: float) -> Recipe:
 
 def baselines(space: SearchSpace) -> list[Candidate]:
     """Full attention, then each pure backbone (a pattern without full attention is one), at the middle learning rate of
-    the first optimiser (design.md 12). Full attention has the fewest query heads per KV head that the space has.
+    the first optimiser (design.md 12). Softmax layers have the fewest query heads per KV head that the space has.
 
     In a grid they have every recipe of every optimiser, as all cells do; pure backbones among its cells are no
     baselines twice.
@@ -205,18 +205,34 @@ def labelled_baselines(space: SearchSpace) -> list[tuple[dict[str, Value], Candi
             for lr in other.lr
         ]
         pure = [] if "pure" in space.ratios else pure
-    every = tuple(range(space.proxy.layers))
-    full = architecture(space, space.backbones[0], every, min(space.kv_groups))
+    depth, groups = space.proxy.layers, min(space.kv_groups)
+    full = architecture(space, space.backbones[0], tuple(range(depth)), groups)
     found: list[tuple[dict[str, Value], Candidate]] = [({}, Candidate(architecture=full, recipe=r)) for r in recipes]
     for backbone in pure:
-        design = architecture(space, backbone, ())
-        for one in recipes:
-            params: dict[str, Value] = {}
-            if "pure" in space.ratios:
-                params = {"backbone": backbone_label(backbone), "ratio": "pure", "optimizer": one.optimizer}
-                params[f"lr_{one.optimizer}"] = one.lr
-            found.append((params, Candidate(architecture=design, recipe=one)))
+        design = architecture(space, backbone, (), groups)  # a window has KV heads too
+        found += [
+            (_parameters_of(space, backbone, design, r), Candidate(architecture=design, recipe=r)) for r in recipes
+        ]
     return found
+
+
+def _parameters_of(space: SearchSpace, backbone: Backbone, design: Architecture, one: Recipe) -> dict[str, Value]:
+    """The parameters that give a pure baseline; none where it is no design of the space."""
+    recorder = Recorder(
+        {
+            "backbone": backbone_label(backbone),
+            "ratio": "pure",
+            "kv_groups": min(space.kv_groups),
+            "routing": "none",
+            "optimizer": one.optimizer,
+            f"lr_{one.optimizer}": one.lr,
+        }
+    )
+    try:
+        same = candidate(space, recorder).architecture == design
+    except ValueError:  # no pure stacks, or none without routing, in this space
+        return {}
+    return recorder.used if same else {}
 
 
 def grid(space: SearchSpace) -> Iterator[tuple[dict[str, Value], Candidate]]:

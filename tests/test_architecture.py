@@ -247,3 +247,16 @@ def test_candidates_differ_by_seed_recipe_and_architecture() -> None:
 def test_seeds_are_fixed_functions_of_their_parts() -> None:
     assert derive_seed(0, 1) == 5973285143095172824
     assert len({derive_seed(a, b) for a in range(20) for b in range(20)}) == 400
+
+
+def test_qk_norm_is_on_or_absent() -> None:
+    off = LayerSpec.model_validate(FULL.canonical() | {"qk_norm": False})
+    assert off == FULL
+    assert off.digest == FULL.digest
+    assert FULL.model_copy(update={"qk_norm": True}).digest != FULL.digest
+
+
+def test_every_routing_that_is_valid_has_a_label_that_parses() -> None:
+    assert Routing.parse(Routing(kind="clvr", rank=999_999).label).rank == 999_999
+    with pytest.raises(ValueError, match="less than 1000000"):
+        Routing(kind="clvr", rank=1_000_000)

@@ -93,6 +93,63 @@ def test_its_task_says_what_it_asks(environment: dict[str, str], tmp_path: Path)
     assert {key: f"[{value}]" for key, value in shown.items()} == asked
 
 
+def test_its_task_names_what_does_not_fit(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "plugin.yaml").write_text(
+        SPACE.replace("keys: 8, values: 8, pairs: [2, 3]", "keys: 3, values: 8, pairs: [4]")
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "nas", "spaces", "check", "plugin.yaml"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "workload.recall.0: pairs=4 needs as many different keys; keys=3" in done.stderr
+
+
+def installed(folder: Path, name: str, entries: str, code: str) -> dict[str, str]:
+    """A package of one module in a folder of its own, with its entry points."""
+    info = folder / f"{name}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(entries)
+    (folder / f"{name}.py").write_text(code)
+    return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "NO_COLOR": "1"}
+
+
+def test_a_broken_package_is_named_and_left_out(tmp_path: Path) -> None:
+    entries = "[nas.mixers]\nbad = broken:MIXER\n[nas.tasks]\nworse = broken:Task\n"
+    environment = installed(tmp_path / "site", "broken", entries, "import a_module_that_is_not_there\n")
+    command = [sys.executable, "-m", "nas", "cost", "cpu-demo", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)
+    lines = sorted(done.stderr.strip().splitlines())
+    assert len(lines) == 2
+    assert "entry point nas.mixers:bad of broken cannot be loaded and is left out: ModuleNotFoundError" in lines[0]
+    assert "entry point nas.tasks:worse of broken" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "problem"),
+    [
+        ("other", "", "entry point nas.mixers:other of half gives the mixer 'mine'"),
+        ("mine", ", delta_rule=True", "mixer 'mine': register(..., delta_rule=False) contradicts its entry"),
+        ("mine", ", routable=False", "mixer 'mine': register(..., linear=True) contradicts its entry"),
+    ],
+)
+def test_halves_that_disagree_are_refused(name: str, flags: str, problem: str, tmp_path: Path) -> None:
+    entries = f"[nas.mixers]\n{name} = half:MIXER\n[nas.mixer_builders]\nmine = half:register\n"
+    code = f"""
+from nas.registry import Mixer
+MIXER = Mixer(name="mine", title="", family="linear", update_rule="", source="", parameters=lambda x: 0{flags})
+def register(add):
+    add("mine", lambda *_: None)
+"""
+    environment = installed(tmp_path / "site", "half", entries, code)
+    check = "from nas.training.trainer import check_halves; check_halves('mine')"
+    done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=False)
+    assert problem in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_a_search_trains_both_and_an_export_loads(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "plugin.yaml").write_text(SPACE)

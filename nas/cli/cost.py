@@ -191,7 +191,7 @@ def _notes(designs: Designs) -> Iterator[str]:
     stack = designs.reference
     yield (
         f"{len(stack.layers)} layers of width {stack.hidden_size}; bytes a sequence, {designs.dtype} with states in "
-        f"{designs.state_dtype}; total = KV + state + conv"
+        f"{designs.state_dtype}; total = KV + state + conv; one MLP width for all, so params differ"
     )
     yield (
         "of full: relative to multi-head softmax attention in every layer; even at: the shortest context at which a "

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .cpu_channel_delta import gated_deltanet2, kda
@@ -129,13 +130,19 @@ def _by_device(original: Kernel, on_cpu: Kernel, tappable: bool) -> Kernel:
     @functools.wraps(original)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        kernel = on_cpu if first.device.type == "cpu" else original
+        exact = tappable and torch.is_autocast_enabled("cpu")
+        kernel = (_exact if exact else on_cpu) if first.device.type == "cpu" else original
         tap = _TAP.get() if tappable else None
         if tap is None:
             return kernel(*args, **kwargs)
         if args:
             raise TypeError(f"{original.__name__} got {len(args)} arguments by position; routing needs them by keyword")
         return tap(kernel, kwargs)
+
+    def _exact(*args: Any, **kwargs: Any) -> Any:
+        """Without autocast, which would round inside of a kernel that widens by itself, and has no triangular solve."""
+        with torch.autocast("cpu", enabled=False):
+            return on_cpu(*args, **kwargs)
 
     setattr(dispatch, _MARK, True)
     return dispatch

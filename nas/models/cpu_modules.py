@@ -180,6 +180,8 @@ def causal_conv1d(
         final = x.new_empty(0)
         if output_final_state:
             final = torch.cat([past, x[:, -width:]], 1)[:, -width:].transpose(1, 2).contiguous()
+        if x.shape[1] == 0:  # a sequence that is all padding
+            return x, final
         seen = torch.cat([past[:, 1:], x], 1).transpose(1, 2)[:, :, None]  # a channels-last image: no copy, fast kernel
         return F.conv2d(seen, weight[:, None, None], groups=x.shape[2])[:, :, 0].transpose(1, 2), final
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from .configuration import HybridConfig
 from .cpu_kernels import install
 from .mixers import build_mixer, has_lower_bounds
-from .routing import RoutingLinear, build_route, mlp_size
+from .routing import RoutingLinear, build_route, build_widening
 from .upstream import Cache, FLAGenerationMixin, GatedMLP, RMSNorm
 
 install()
@@ -31,7 +31,8 @@ class HybridBlock(GradientCheckpointingLayer):
         self.attn_norm = RMSNorm(size, eps=eps)
         self.attn = build_mixer(layer, size, layer_idx, eps)
         self.mlp_norm = RMSNorm(size, eps=eps)
-        self.mlp = GatedMLP(size, intermediate_size=mlp_size(architecture, layer_idx))
+        self.mlp = GatedMLP(size, intermediate_size=config.intermediate_size)
+        self.widening = build_widening(architecture, layer_idx)
         self.route = build_route(architecture, layer_idx)
         self.layer_idx = layer_idx
 
@@ -68,6 +69,8 @@ class HybridBlock(GradientCheckpointingLayer):
             release_storage(past_key_values, self.layer_idx)
         normed, residual = self.mlp_norm(mixed, hidden_states, True)
         hidden = residual + self.mlp(normed)
+        if self.widening is not None:
+            hidden = hidden + self.widening(normed)
         if route is None:
             return hidden, None
         return route(hidden, sent), sent if route.kind == "cler" else None
@@ -175,7 +178,9 @@ class HybridModel(HybridPreTrainedModel):
         hidden = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        if use_cache and past_key_values is None:
+        if past_key_values is not None:
+            use_cache = True  # a cache that only some layers extended would be wrong from the next call on
+        elif use_cache:
             past_key_values = Cache()
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # nothing is padded: every layer takes its fast path

@@ -57,12 +57,12 @@ def routed_layers(architecture: Mapping[str, Any]) -> list[int]:
     return found
 
 
-def mlp_size(architecture: Mapping[str, Any], layer_idx: int) -> int:
-    """Intermediate size of one layer's MLP: under `wide_ffn` wider by a third of the values of a routed layer."""
-    size: int = architecture["intermediate_size"]
+def build_widening(architecture: Mapping[str, Any], layer_idx: int) -> Widening | None:
+    """What `wide_ffn` adds to the MLP of one layer: a third of its values in units; None where that is nothing."""
     if architecture["routing"]["kind"] != "wide_ffn" or layer_idx not in routed_layers(architecture):
-        return size
-    return size + max(1, round(value_size(architecture["layers"][layer_idx]) / 3))
+        return None
+    units = max(1, round(value_size(architecture["layers"][layer_idx]) / 3))
+    return Widening(architecture["hidden_size"], units, layer_idx)
 
 
 def build_route(architecture: Mapping[str, Any], layer_idx: int) -> Route | None:
@@ -102,6 +102,23 @@ class RoutingLinear(nn.Linear):
             return
         generator = torch.Generator().manual_seed((torch.initial_seed() + 1_000_003 * (self.layer_idx + 1)) % 2**63)
         init.copy_(self.weight, torch.randn(self.weight.shape, generator=generator, device="cpu") * std)
+
+
+class Widening(nn.Module):
+    """More units for a layer's SwiGLU MLP, the control `wide_ffn`: with them it is one wider MLP of the same form.
+
+    They draw from generators of their own and their output is zero at the start, so the model begins as without them.
+    """
+
+    def __init__(self, hidden_size: int, units: int, layer_idx: int) -> None:
+        super().__init__()
+        self.gate_proj = RoutingLinear(hidden_size, units, 2 * layer_idx)
+        self.up_proj = RoutingLinear(hidden_size, units, 2 * layer_idx + 1)
+        self.down_proj = RoutingLinear(units, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normed hidden states [B, T, hidden size] -> what the further units add, in the same shape."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Route(nn.Module):

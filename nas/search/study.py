@@ -165,8 +165,18 @@ class Dispatcher:
         self._grid = [(p, c) for p, c in (grid(self.space) if self.space.grid else ()) if not self._sampler.knows(c)]
 
     def enqueue_baselines(self) -> None:
-        """Adds full attention and each pure backbone; those that the study has stay as they are (design.md 12)."""
+        """Adds full attention and each pure backbone; those that the study has stay as they are (design.md 12).
+
+        Of full attention one design is enough: the baseline of older studies had as many KV heads as query heads.
+        """
+        stored = (
+            Candidate.model_validate(row.candidate) for row in self.board.rows.values() if row.prior == "baseline"
+        )
+        full = {found.architecture.digest for found in stored if found.architecture.placement == "full"}
         for params, candidate in labelled_baselines(self.space):
+            design = candidate.architecture
+            if full and design.placement == "full" and design.digest not in full:
+                continue
             self.enqueue(candidate, "baseline", complete_params(self.space, params) if params else {})
 
     def _start_next(self) -> bool:

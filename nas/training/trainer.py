@@ -14,7 +14,9 @@ from torch import nn
 
 from nas.messages import Failed, Failure, Finished, Measurement, Segment
 from nas.models.configuration import HybridConfig
+from nas.models.mixers import has_lower_bounds, is_delta_rule, is_linear
 from nas.models.modeling import HybridForCausalLM
+from nas.registry import Dims, get_mixer
 from nas.training import checkpoints
 from nas.training.averaging import Average, decay
 from nas.training.checkpoints import Checkpoint, CheckpointError, CheckpointWriteError
@@ -98,6 +100,28 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
+def check_halves(name: str) -> None:
+    """That the two halves of a mixer, which another package may have written, say the same about it.
+
+    Raises:
+        ValueError: its entry in the registry and its `register` call differ in a flag.
+    """
+    entry = get_mixer(name)
+    bounded = entry.lower_bounds(Dims(d=2, heads=1, head=2, value_heads=1, value_head=2, kv_heads=1, conv=0)) > 0
+    linear = entry.family == "linear" and entry.routable
+    flags = {
+        "delta_rule": (entry.delta_rule, is_delta_rule(name)),
+        "lower_bounds": (bounded, has_lower_bounds(name)),
+        "linear": (linear, is_linear(name)),
+    }
+    for flag, (wanted, registered) in flags.items():
+        if wanted != registered:
+            raise ValueError(
+                f"mixer {name!r}: register(..., {flag}={registered}) contradicts its entry in nas.mixers; "
+                f"allowed: {flag}={wanted}"
+            )
+
+
 class _Run:
     """The state of a running segment."""
 
@@ -112,6 +136,8 @@ class _Run:
             with suppress(OSError):  # some sandboxes forbid it: then earlier segments of the process count too
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM, proc(5)
         torch.manual_seed(segment.seed)
+        for name in {layer.mixer for layer in segment.candidate.architecture.layers}:
+            check_halves(name)
         config = HybridConfig(architecture=segment.candidate.architecture.canonical())
         model: nn.Module = HybridForCausalLM(config)
         self.model = model.to(self.device).train()

@@ -57,14 +57,19 @@ def share(figure: dict[str, float]) -> float:
 def environment(device: str, autotune: bool) -> dict[str, Any]:
     """Card, versions and date of a run."""
     import torch
+    import triton
 
     cuda = device == "cuda"
-    packages = ("torch", "triton", "flash-linear-attention", "transformers", "numpy")
+    packages = ("flash-linear-attention", "transformers", "numpy")
     return {
         "card": torch.cuda.get_device_name() if cuda else f"none (CPU, {platform.machine()})",
         "cuda": torch.version.cuda if cuda else None,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in packages},
+        "versions": {
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            **{name: _version(name) for name in packages},
+        },
         "kernels": "fully autotuned" if autotune else "first configuration of each kernel that fits",
         "float32": "ieee in every matrix product, triangular solves included",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -84,17 +89,20 @@ def write(path: Path, about: dict[str, Any], figures: dict[str, Figures], failed
 
 
 def join(folder: Path) -> dict[str, Any]:
-    """Join FILE.*.json of one folder into FILE.json."""
+    """Join FILE.*.json of one folder into FILE.json; the latter stands there already after a run of one process."""
     paths = sorted(folder.glob(f"{FILE}.*.json"))
     if not paths:
-        raise SystemExit(f"{folder} holds no {FILE}.*.json")
+        paths = [folder / f"{FILE}.json"]
+        if not paths[0].exists():
+            raise SystemExit(f"{folder} holds no {FILE}.json")
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     joined: dict[str, Any] = parts[0]
     joined["failed"] = sorted({name for part in parts for name in part["failed"]})
     joined["figures"] = dict(sorted(item for part in parts for item in part["figures"].items()))
     (folder / f"{FILE}.json").write_text(json.dumps(joined, indent=1) + "\n", encoding="utf-8")
     for path in paths:
-        path.unlink()
+        if path.name != f"{FILE}.json":
+            path.unlink()
     return joined
 
 

@@ -24,7 +24,7 @@ def _design(label: str) -> Architecture:
     return stack(*kinds, routing=Routing.parse(label))
 
 
-@pytest.mark.parametrize("label", [label for label in LABELS if label != "wide_ffn"])
+@pytest.mark.parametrize("label", LABELS)
 def test_routing_is_silent_at_initialisation(label: str, device: str, errors: Errors) -> None:
     plain, routed = (build(_design(name), initial=True).to(device) for name in ("none", label))
     for training in (False, True):
@@ -33,7 +33,9 @@ def test_routing_is_silent_at_initialisation(label: str, device: str, errors: Er
             with torch.set_grad_enabled(training), autocast(rows, narrow):
                 one, two = (model.train(training)(rows, use_cache=False).logits for model in (plain, routed))
             name = f"{'training' if training else 'evaluation'}, {'bfloat16' if narrow else 'float32'}"
-            errors.add(name, relative(two, one), 1e-12)  # bit by bit
+            # bit by bit; a product with more columns, zero ones, may be summed in another order on a GPU
+            bound = 1e-12 if label != "wide_ffn" else 2e-2 if narrow else 1e-5
+            errors.add(name, relative(two, one), bound)
     errors.check()
 
 
@@ -42,7 +44,7 @@ def _opened(model: HybridForCausalLM) -> float:
     """How much the logits move when the routing is silenced."""
     silent = copy.deepcopy(model)
     for name, parameter in silent.named_parameters():
-        if name.endswith(("route.up.weight", "route.gamma")):
+        if name.endswith(("route.up.weight", "route.gamma", "widening.down_proj.weight")):
             parameter.zero_()
     rows = ids("cpu", 64)
     return relative(model(rows).logits, silent(rows).logits)
@@ -53,8 +55,7 @@ def test_open_routing_is_the_same_on_cpu_and_gpu(label: str, device: str, errors
     """P and Gamma drawn at random; in training, where the chunk kernels run."""
     cpu = build(_design(label)).train()
     gpu = copy.deepcopy(cpu).to(device)
-    if label != "wide_ffn":
-        assert _opened(cpu) > 1e-2
+    assert _opened(cpu) > 1e-2
     # our own kernel of KDA reaches 5e-4 in the gradient of its decay's bias, in float32
     for narrow, length, logits, gradients in ((False, 64, 1e-4, 1e-3), (True, 200, 5e-2, None)):
         rows = ids("cpu", length)

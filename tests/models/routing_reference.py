@@ -53,7 +53,7 @@ def build(*kinds: str, label: str = "none", opened: bool = False) -> HybridForCa
     model: HybridForCausalLM = HybridForCausalLM(HybridConfig(architecture=design(*kinds, label=label).canonical()))
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
-        if opened and name.endswith(("route.gamma", "route.up.weight")):
+        if opened and name.endswith(("route.gamma", "route.up.weight", "widening.down_proj.weight")):
             parameter.data += torch.randn(parameter.shape, generator=generator) * 0.3
     return model.eval()
 

@@ -130,3 +130,12 @@ def test_window_forgets(make_model: Make) -> None:
 def test_packed_sequences_are_refused_by_softmax(make_model: Make) -> None:
     with pytest.raises(ValueError, match="cu_seqlens is not supported by softmax layers"):
         make_model("softmax")(torch.randint(50, (1, 8)), cu_seqlens=torch.tensor([0, 3, 8]))
+
+
+@torch.no_grad()
+def test_a_cache_that_is_given_is_extended_by_every_layer(make_model: Make) -> None:
+    model, ids = make_model("gated_deltanet", "softmax", "rwkv6"), torch.randint(50, (1, 30))
+    whole = model(ids).logits
+    cache = model(ids[:, :20], use_cache=True).past_key_values
+    cache = model(ids[:, 20:25], past_key_values=cache, use_cache=False).past_key_values
+    torch.testing.assert_close(model(ids[:, 25:], past_key_values=cache).logits, whole[:, 25:], atol=1e-4, rtol=1e-4)

@@ -167,6 +167,16 @@ def test_float64(kinds: tuple[str, ...], make_model: Make) -> None:
     torch.testing.assert_close(single.double(), double, atol=1e-3, rtol=1e-3)
 
 
+def test_autocast_on_a_cpu(kinds: tuple[str, ...], make_model: Make) -> None:
+    model, ids = make_model(*kinds), torch.randint(50, (2, 70))
+    expected = model(ids).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(ids, labels=ids)
+    outputs.loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert (outputs.logits.float() - expected).norm() / expected.norm() < 0.1
+
+
 def test_another_mixer_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixers, "_BUILDERS", dict(mixers._BUILDERS))
     with pytest.raises(ValueError, match="'softmax' is registered already"):

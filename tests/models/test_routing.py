@@ -1,6 +1,7 @@
 """Cross-layer routing: silent at initialisation, to the letter of its definitions, the same in every mode."""
 
 import copy
+import itertools
 import shutil
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nas.architecture import Recipe
@@ -37,17 +39,20 @@ from tests.models.routing_reference import (
 )
 
 
-@pytest.mark.parametrize("label", ROUTINGS)
+@pytest.mark.parametrize("label", ROUTINGS + WIDE)
 def test_bit_equal_at_initialisation(label: str) -> None:
     ids = tokens(2, 70)
     plain, routed = build(*STACK), build(*STACK, label=label)
     weights = dict(routed.named_parameters())
     for name, parameter in plain.named_parameters():
         assert torch.equal(parameter, weights.pop(name)), name
-    assert {name.split(".")[3] for name in weights} == {"route"}
+    assert {name.split(".")[3] for name in weights} == {"widening" if label in WIDE else "route"}
     assert torch.equal(plain(ids).logits, routed(ids).logits)
     assert torch.equal(plain.train()(ids).logits, routed.train()(ids).logits)
-    assert all(p.std() > 0.1 if "down" in name else torch.all(p == 0) for name, p in weights.items())
+    random = ("gate_proj", "up_proj", "route.down")
+    assert all(p.std() > 0.1 if any(x in name for x in random) else torch.all(p == 0) for name, p in weights.items())
+    drawn = [p for name, p in weights.items() if any(x in name for x in random)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2) if a.shape == b.shape)
     again = dict(build(*STACK, label=label).named_parameters())
     assert all(torch.equal(p, again[name]) for name, p in weights.items())
 
@@ -66,6 +71,19 @@ def test_the_wide_control_is_as_large_as_value_routing() -> None:
         count = [sum(p.numel() for p in block.parameters()) for block in (a, b, c)]
         assert (count[1] > count[0]) == (STACK[i] in DELTA)
         assert abs(count[1] - count[2]) <= 48
+
+
+@torch.no_grad()
+def test_the_wide_control_is_one_wider_mlp() -> None:
+    block = build("kda", label="wide_ffn").model.layers[0]
+    torch.nn.init.normal_(block.widening.down_proj.weight)
+    x, more = torch.randn(2, 5, 32), block.widening
+    gate, up = (torch.cat([getattr(m, n).weight for m in (block.mlp, more)]) for n in ("gate_proj", "up_proj"))
+    down = torch.cat([block.mlp.down_proj.weight, more.down_proj.weight], 1)
+    torch.testing.assert_close(block.mlp(x) + more(x), (F.silu(x @ gate.T) * (x @ up.T)) @ down.T)
+    hidden, _ = block(x)
+    block.widening = None
+    assert (hidden - block(x)[0]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -165,7 +183,7 @@ def test_no_position_sees_the_future(label: str) -> None:
 @pytest.mark.parametrize("label", ["clvr", "cler:channel", "cler_h"])
 def test_packed_sequences_are_separate(label: str) -> None:
     ids = tokens(1, 60)
-    for kinds, bounds in ((DELTA, [0, 7, 8, 60]), (BARE, [0, 7, 7, 8, 60, 60])):  # the second with empty sequences
+    for kinds, bounds in ((DELTA, [0, 7, 8, 60]), (DELTA, [0, 7, 7, 8, 60, 60]), (BARE, [0, 0, 7, 8, 60])):
         model = build(*kinds, label=label, opened=True).double()
         alone = torch.cat([model(part).logits for part in ids.split([7, 1, 52], 1)], 1)
         packed = model(ids, cu_seqlens=torch.tensor(bounds)).logits

@@ -10,10 +10,11 @@ import pytest
 from nas.architecture import Candidate
 from nas.checks import LaunchError, read_designs
 from nas.export.card import drawing
+from nas.search.sampler import complete_params
 from nas.search.simulator import SimulatedPool
 from nas.service import Request, Result, launch
 from search_spaces import SearchSpace
-from search_spaces.designs import Fixed, architectures, candidate
+from search_spaces.designs import Fixed, architectures, candidate, labelled_baselines
 
 LABELS = {"gla", "gated_deltanet+gla", "kda+kda+sliding_window"}
 
@@ -67,6 +68,22 @@ def test_what_is_stored_gives_the_designs_again(patterns: SearchSpace, tmp_path:
     for row in rows:
         if row.params:
             assert candidate(again, Fixed(row.params)).digest == row.candidate_digest
+
+
+@pytest.mark.parametrize("ratios", [["pure", "2:1"], ["2:1"]])
+@pytest.mark.parametrize("routing", [["clvr", "none"], ["clvr"]])
+def test_a_baselines_parameters_give_the_baseline(patterns: SearchSpace, routing: list[str], ratios: list[str]) -> None:
+    fields = {"kv_groups": [2], "routing": routing, "ratios": ratios, "placements": ["early", "interleaved"]}
+    space = SearchSpace.model_validate(patterns.canonical() | fields)
+    known = 0
+    for params, baseline in labelled_baselines(space):
+        kv_heads = {x.kv_heads for x in baseline.architecture.layers if x.is_softmax}
+        assert kv_heads <= {baseline.architecture.layers[0].heads // 2, space.proxy.heads // 2}
+        if params:
+            known += 1
+            assert candidate(space, Fixed(complete_params(space, params))).digest == baseline.digest
+    # all pure backbones where the space has pure stacks and "none"; else only those that take no routing anyway
+    assert (known > 1) == (ratios[0] == "pure" and "none" in routing)
 
 
 def enqueue(space: SearchSpace, folder: Path, text: str) -> Candidate:

@@ -17,7 +17,7 @@ from nas.search.study import StudyAborted
 from nas.service import LaunchError, Request, launch
 from nas.store import Store, StudyBusy
 from search_spaces import SearchSpace
-from search_spaces.designs import baselines
+from search_spaces.designs import baselines, labelled_baselines
 from tests.search.conftest import Launch
 
 
@@ -204,6 +204,20 @@ def test_baselines_over_the_budget_are_trained_but_never_on_the_front(simulate: 
     assert records[0]["within_budget"] is False
     assert front(records)
     assert all(row["kv_cache_ratio"] <= 0.2 for row in front(records))
+
+
+def test_an_older_studys_full_attention_baseline_is_not_added_in_another_form(
+    simulate: Launch, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until revision 0002 the baseline had as many KV heads as query heads, whatever the space's kv_groups."""
+    grouped = space.model_validate(space.canonical() | {"kv_groups": [2]})
+    ungrouped = space.model_validate(space.canonical() | {"kv_groups": [1]})
+    with monkeypatch.context() as patch:
+        patch.setattr("nas.search.study.labelled_baselines", lambda _: labelled_baselines(ungrouped)[:1])
+        simulate(space=grouped, study="old", trials=6)
+    records = simulate(space=grouped, study="old", trials=9).records
+    assert [r["name"] for r in records if r["prior"] == "baseline" and r["placement"] == "full"] == ["Full attention"]
+    assert sum(r["prior"] == "baseline" for r in records) > 1
 
 
 def test_a_growing_study_compares_its_pruned_trials_again(simulate: Launch) -> None:

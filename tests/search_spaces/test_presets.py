@@ -103,3 +103,6 @@ def test_p2_grids_proxy_is_an_eighth_of_it() -> None:
             assert 8 * small.key == large.key
             assert 8 * small.value == large.value
             assert 8 * small.kv_heads * small.head == large.kv_heads * large.head
+    full = baselines(space)[0].architecture
+    assert 8 * full.intermediate_size == space.deployment.intermediate_size
+    assert parameters(full) == pytest.approx(parameters(architectures(space)[0]), rel=0.01)

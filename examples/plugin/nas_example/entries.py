@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 
 from nas.registry import Mixer
 from nas.tasks import RecallTask
@@ -19,6 +19,7 @@ LEAKY_AVERAGE = Mixer(
     recurrent_state=lambda x: x.value,
     flops_per_state=3,
     takes_convolution=False,
+    routable=False,  # it calls no kernel of fla, at which routing reads a layer's values
 )
 
 
@@ -31,8 +32,15 @@ class Overwrite(RecallTask):
     task: Literal["overwrite"] = "overwrite"
     keys: Annotated[int, Field(ge=2, le=2**16)] = 16
     values: Annotated[int, Field(ge=2, le=2**16)] = 16
-    pairs: tuple[int, ...] = (2, 4)
-    evaluation_pairs: tuple[int, ...] = (4, 6)
+    pairs: tuple[PositiveInt, ...] = Field(default=(2, 4), min_length=1)
+    evaluation_pairs: tuple[PositiveInt, ...] = Field(default=(4, 6), min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        largest = max(*self.pairs, *self.evaluation_pairs)
+        if largest > self.keys:
+            raise ValueError(f"pairs={largest} needs as many different keys; keys={self.keys}")
+        return self
 
     @property
     def special_tokens(self) -> int:

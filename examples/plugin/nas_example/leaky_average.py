@@ -55,4 +55,4 @@ def build(layer: Mapping[str, Any], hidden_size: int, layer_idx: int, norm_eps: 
 
 def register(add: Callable[..., None]) -> None:
     """Called by nas with `nas.models.mixers.register` when a model first needs the mixer."""
-    add("leaky_average", build)
+    add("leaky_average", build, linear=False)  # linear: whether routing may read its values

@@ -2,7 +2,7 @@
 
 From now on a space matches the parameters of its proxies unless it says `sizing: {parameters: free}`, which is what all
 earlier studies did. A space's JSON has no nulls, so `proxy.rope_theta: null` (no positions) was left out; it is "none"
-now.
+now. CLVR beside backbones none of which has a delta rule meant no routing; it is refused now, and left out here.
 """
 
 from __future__ import annotations
@@ -36,5 +36,10 @@ def upgrade() -> None:
 
 def _complete(space: dict[str, Any]) -> None:
     space["sizing"] = {"parameters": "free"}
+    if "routing" in space and not {"gated_deltanet", "deltanet"} & set(space.get("backbones", ())):
+        space["routing"] = ["none"]
     if "proxy" in space:
         space["proxy"].setdefault("rope_theta", "none")
+        softmax = space["proxy"].get("mixers", {}).get("softmax", {})
+        for name in ("expand_v", "conv_size"):  # 1 and 0, the only ones that softmax took; a field it has not now
+            softmax.pop(name, None)
