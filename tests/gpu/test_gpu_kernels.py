@@ -13,9 +13,6 @@ from tests.models.fla_parity import relative
 pytestmark = pytest.mark.gpu
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-# A gate's parameters gather what nearly cancels over all tokens: under decay 4 the Triton interpreter gave 4e-5 in
-# float32 and 9e-4 in float16 at 65 tokens, our own kernel of KDA 5e-4 in float32 at 200
-GATE_BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 # length, initial state, decay: every length beside a chunk's end, both decays with and without a state
 CASES = [(64, False, 0.1), (65, True, 4.0), (200, True, 0.1), (200, False, 4.0)]
 
@@ -51,6 +48,5 @@ def test_kernel_equals_ours_in_float64(mixer: str, kind: str, dtype: torch.dtype
         assert found.keys() == expected.keys()
         for name, x in expected.items():
             assert x.norm() > 1e-3, name
-            bound = (GATE_BOUNDS if name in ("dA_log", "ddt_bias") else BOUNDS)[dtype]
-            errors.add(f"{name} at {length}, decay {decay}", relative(found[name], x), bound)
+            errors.add(f"{name} at {length}, decay {decay}", relative(found[name], x), BOUNDS[dtype])
     errors.check()
