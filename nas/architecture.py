@@ -147,6 +147,8 @@ class Routing(Frozen):
             allowed = f"{', '.join(ROUTINGS)}, and clvr:RANK, clvr+linear"
             raise ValueError(f"routing {label!r} is unknown; allowed: {allowed}")
         kind, argument, linear = match.groups()
+        if kind == "cler" and argument not in ("scalar", "head", "channel"):
+            raise ValueError(f"routing {label!r} is unknown; allowed: cler:scalar, cler:head, cler:channel")
         fields: dict[str, Any] = {"kind": kind, "scope": "linear" if linear else None}
         if argument:
             fields |= {"rank": int(argument)} if argument.isdigit() else {"gamma": argument}

@@ -349,7 +349,7 @@ def get_mixer(name: str) -> Mixer:
     """
     known = mixers()
     if name not in known:
-        raise ValueError(f"mixer {name!r} is unknown; {did_you_mean(name, known)}")
+        raise ValueError(f"mixer {name!r} is unknown, or its package is not installed; {did_you_mean(name, known)}")
     return known[name]
 
 

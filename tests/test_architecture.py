@@ -184,9 +184,9 @@ def test_routing_labels_name_the_whole_routing() -> None:
     [
         ("clvr2", "routing 'clvr2' is unknown; allowed: none, clvr,"),
         ("clvr:0", "routing 'clvr:0' is unknown"),
-        ("cler", "gamma=None with kind='cler'; cler needs scalar, head or channel"),
+        ("cler", "routing 'cler' is unknown; allowed: cler:scalar, cler:head, cler:channel"),
         ("clvr:head", "gamma='head' with kind='clvr'"),
-        ("cler:4", "rank=4 does not apply to kind='cler'"),
+        ("cler:4", "routing 'cler:4' is unknown; allowed: cler:scalar"),
         ("none:4", "rank=4 does not apply to kind='none'"),
         ("cler:head+linear", "only a delta rule has a read-out to subtract; allowed: clvr"),
         ("cler_h+linear", "only a delta rule has a read-out to subtract"),

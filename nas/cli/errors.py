@@ -45,14 +45,19 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
 
 def explain(error: Exception) -> tuple[int, str] | None:
     """(exit code, message) of an error that can be expected; None for one that should not have happened."""
+    from pydantic import ValidationError
+
     from nas.settings import SettingsError
     from nas.store import StoreError
     from search_spaces import SpaceError
+    from search_spaces.problems import reason
 
     if isinstance(error, typer.TyperException):
         return error.exit_code, one_line(error.format_message())
     if isinstance(error, CliError):
         return error.code, str(error)
+    if isinstance(error, ValidationError):  # a stored design that this installation cannot read: a package is missing
+        return REFUSED, one_line(reason(error))
     if isinstance(error, StoreError | SpaceError | SettingsError):
         return REFUSED, one_line(error)
     if isinstance(error, ModuleNotFoundError) and (extra := _extra(error.name)):

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from nas.cost import parameters
 from nas.messages import Failed, Failure, Finished, Measurement, Segment
 from nas.models.configuration import HybridConfig
 from nas.models.mixers import has_lower_bounds, is_delta_rule, is_linear
@@ -140,6 +141,11 @@ class _Run:
             check_halves(name)
         config = HybridConfig(architecture=segment.candidate.architecture.canonical())
         model: nn.Module = HybridForCausalLM(config)
+        counted, priced = sum(p.numel() for p in model.parameters()), parameters(segment.candidate.architecture)
+        if counted != priced:  # ours are tested; a package's own formula may be wrong
+            raise ValueError(
+                f"the model has {counted} parameters, by the formulas of its mixers {priced}; mend nas.mixers"
+            )
         self.model = model.to(self.device).train()
         self.average = Average(self.model)
         self.optimizer = HybridOptimizer(self.model, self.recipe, head=self.model.get_submodule("lm_head"))
