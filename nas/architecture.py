@@ -42,6 +42,10 @@ class Frozen(BaseModel):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
 
 
+Size = Annotated[int, Field(gt=0, le=2**30)]
+"""A count or a width; the bound keeps every product of a few of them a number that tables can show."""
+
+
 class LayerSpec(Frozen):
     """One layer of the stack: its mixer and that mixer's sizes.
 
@@ -51,14 +55,14 @@ class LayerSpec(Frozen):
     """
 
     mixer: str
-    heads: PositiveInt
-    head_dim: PositiveInt
-    expand_v: PositiveFloat = 1.0
-    value_heads: PositiveInt | None = None
-    kv_heads: PositiveInt | None = None
-    window: PositiveInt | None = None
-    conv_size: NonNegativeInt = 0
-    rope_theta: PositiveFloat | None = None
+    heads: Size
+    head_dim: Size
+    expand_v: Annotated[float, Field(gt=0, le=2**16)] = 1.0
+    value_heads: Size | None = None
+    kv_heads: Size | None = None
+    window: Annotated[int, Field(gt=0, le=2**40)] | None = None
+    conv_size: Annotated[int, Field(ge=0, le=2**16)] = 0
+    rope_theta: Annotated[float, Field(ge=1, le=1e12)] | None = None
     """Base of the rotary positions; None for no positions (NoPE)."""
     qk_norm: Annotated[Literal[True] | None, BeforeValidator(lambda value: None if value is False else value)] = None
     """RMSNorm over each head's queries and keys, one scale vector for each, before the rotation."""
@@ -170,9 +174,9 @@ _ROUTING = re.compile(
 class Architecture(Frozen):
     """A decoder-only stack: embedding, [mixer, SwiGLU MLP] per layer with pre-RMSNorm, final norm, head."""
 
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
     layers: tuple[LayerSpec, ...] = Field(min_length=1)
     routing: Routing = Routing()
     tie_word_embeddings: bool = False
@@ -199,6 +203,11 @@ class Architecture(Frozen):
             raise ValueError(
                 f"routing {self.routing.label!r} needs a delta-rule layer ({delta}); there is none among {have}; "
                 "clvr+linear extends CLVR to other linear layers"
+            )
+        widths = [self.dims()[i].value for i in self.routed_layers]
+        if self.routing.rank and self.routing.rank > (largest := min([self.hidden_size, *widths])):
+            raise ValueError(
+                f"routing {self.routing.label!r}: the rank exceeds that of a full projection; allowed: up to {largest}"
             )
         shapes = {(x.value_heads or x.heads, x.head_dim * x.expand_v) for x in routed}
         if self.routing.kind == "cler" and len(shapes) > 1:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from nas.architecture import Architecture, Frozen, LayerSpec, Routing
 from nas.registry import Dims, did_you_mean, mixers
@@ -185,7 +185,7 @@ class Deployment(Frozen):
     """The scale at which memory is charged (design.md 7). A design brings ratios only: placement, query heads per
     KV head, value expansion, window, convolution, routing; all sizes come from here."""
 
-    layers: PositiveInt = 24
+    layers: Annotated[int, Field(gt=0, le=1024)] = 24
     hidden_size: PositiveInt = 2048
     intermediate_size: PositiveInt = 5632
     vocab_size: PositiveInt = 32000
@@ -227,7 +227,12 @@ class Deployment(Frozen):
         elif layer.value_heads:
             update["value_heads"] = sizes.value_heads or heads * (layer.value_heads // layer.heads)
         if layer.kv_heads:
-            update["kv_heads"] = max(1, heads * layer.kv_heads // layer.heads)
+            groups = layer.heads // layer.kv_heads
+            if heads % groups:
+                raise ValueError(
+                    f"heads={heads} of softmax must be a multiple of kv_groups={groups}, its query heads per KV head"
+                )
+            update["kv_heads"] = heads // groups
         if layer.window and sizes.window:
             update["window"] = sizes.window
         return LayerSpec.model_validate(layer.canonical() | update)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -319,6 +320,12 @@ def mixers() -> Mapping[str, Mixer]:
             raise ValueError(f"{described(entry)} gives {type(mixer).__name__}; expected nas.registry.Mixer")
         if mixer.name != entry.name or mixer.name in known:
             raise ValueError(f"{described(entry)} gives the mixer {mixer.name!r}; allowed: its own name, not yet taken")
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", mixer.name) or mixer.name == "sliding_window":
+            raise ValueError(f"{described(entry)}: allowed names have a-z, 0-9 and _, and are not sliding_window")
+        if not entry_points(group="nas.mixer_builders", name=mixer.name):
+            raise ValueError(
+                f"{described(entry)}: nothing builds it; its package must give nas.mixer_builders:{mixer.name}"
+            )
         known[mixer.name] = mixer
     return known
 
@@ -336,7 +343,7 @@ def load_entry(entry: EntryPoint) -> Any:
     """
     try:
         return entry.load()
-    except Exception as error:  # noqa: BLE001 (foreign code, which may fail in any way)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (foreign code, which may fail in any way)
         _log.warning("%s cannot be loaded and is left out: %s: %s", described(entry), type(error).__name__, error)
         return None
 

@@ -7,6 +7,7 @@ tasks through the entry-point group `nas.tasks` (a subclass of `RecallTask`) and
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -17,6 +18,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from nas.architecture import Frozen
 from nas.registry import described, load_entry
+
+_log = logging.getLogger(__name__)
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 """A source's share of a batch, before the shares are scaled to 1."""
@@ -100,19 +103,24 @@ class MQAR(RecallTask):
 def tasks() -> Mapping[str, type[RecallTask]]:
     """Every known recall task by name: ours, then those that installed packages add.
 
-    Raises:
-        ValueError: an entry point of the group `nas.tasks` is not a `RecallTask`, or is not named as its task.
+    An entry point that is none of these, or has not its task's name, or one already taken, is left out with a logged
+    warning: this runs while modules are imported, where an error would end every command.
     """
     known: dict[str, type[RecallTask]] = {"mqar": MQAR}
     for entry in entry_points(group="nas.tasks"):
         task = load_entry(entry)
         if task is None:
             continue
+        problem = None
         if not (isinstance(task, type) and issubclass(task, RecallTask)):
-            raise ValueError(f"{described(entry)} gives {task!r}; expected a subclass of nas.tasks.RecallTask")
-        name = task.model_fields["task"].default
-        if name != entry.name or name in known or name == "text":
-            raise ValueError(f"{described(entry)} gives the task {name!r}; allowed: its own name, not yet taken")
+            problem = f"gives {task!r}; expected a subclass of nas.tasks.RecallTask"
+        elif (name := task.model_fields["task"].default) != entry.name or name in known or name == "text":
+            problem = f"gives the task {name!r}; allowed: its own name, not yet taken"
+        elif not entry_points(group="nas.task_generators", name=entry.name):
+            problem = f"has no generator; its package must give nas.task_generators:{entry.name}"
+        if problem:
+            _log.warning("%s %s; it is left out", described(entry), problem)
+            continue
         known[entry.name] = task
     return known
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -260,3 +260,15 @@ def test_every_routing_that_is_valid_has_a_label_that_parses() -> None:
     assert Routing.parse(Routing(kind="clvr", rank=999_999).label).rank == 999_999
     with pytest.raises(ValueError, match="less than 1000000"):
         Routing(kind="clvr", rank=1_000_000)
+
+
+def test_a_rank_above_that_of_a_full_projection_is_refused() -> None:
+    design = stack(2, ())
+    with pytest.raises(ValueError, match="'clvr:65': the rank exceeds that of a full projection; allowed: up to 64"):
+        Architecture(**dict(design) | {"routing": Routing(kind="clvr", rank=65)})
+
+
+@pytest.mark.parametrize("fields", [{"rope_theta": 1e-300}, {"head_dim": 10**400}, {"window": 2**41}, {"heads": 0}])
+def test_sizes_out_of_any_reason_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        LayerSpec.model_validate(FULL.canonical() | fields)

@@ -221,3 +221,11 @@ def test_cache_grows_with_context_and_with_full_layers() -> None:
     assert sizes == sorted(sizes)
     contexts = [cost(hybrid(12, (3,)), n).kv_cache_bytes for n in (1, 64, 4096, 2**20)]
     assert contexts == sorted(contexts)
+
+
+def test_a_ratio_that_the_deployment_cannot_have_is_refused() -> None:
+    proxy = hybrid(4, (3,), FULL.model_copy(update={"heads": 4, "head_dim": 16, "kv_heads": 1}))
+    assert Deployment(heads=8).architecture(proxy).kv_heads == 2
+    for heads in (1, 6):
+        with pytest.raises(ValueError, match=f"heads={heads} of softmax must be a multiple of kv_groups=4"):
+            Deployment(heads=heads).architecture(proxy)

@@ -135,13 +135,13 @@ def test_every_routing_has_a_line() -> None:
 def test_routing_parameters(kind: str, name: str) -> None:
     own, *lowest = spans(ROUTING[kind]["parameters of a routed layer"])
     for layer, hidden in layers(name):
-        design = stack(hidden, layer, layer, routing=kind.replace("RANK", "5"))
+        design = stack(hidden, layer, layer, routing=kind.replace("RANK", "4"))
         plain = stack(hidden, layer, layer)
         x = Dims.of(layer, hidden)
-        first = value(lowest[0] if lowest else own, x, r=5)
-        assert parameters(design) - parameters(plain) == first + value(own, x, r=5)
+        first = value(lowest[0] if lowest else own, x, r=4)
+        assert parameters(design) - parameters(plain) == first + value(own, x, r=4)
         if kind != "wide_ffn":  # whose parameters are the MLP's
-            assert routing_parameters(design, 1, x) == value(own, x, r=5)
+            assert routing_parameters(design, 1, x) == value(own, x, r=4)
 
 
 def test_delta_rule_layers_are_named() -> None:

@@ -116,31 +116,36 @@ def installed(folder: Path, name: str, entries: str, code: str) -> dict[str, str
 
 
 def test_a_broken_package_is_named_and_left_out(tmp_path: Path) -> None:
-    entries = "[nas.mixers]\nbad = broken:MIXER\n[nas.tasks]\nworse = broken:Task\n"
+    entries = "[nas.mixers]\nbad = broken:MIXER\n[nas.tasks]\nworse = broken:Task\nworst = leaving:Task\n"
     environment = installed(tmp_path / "site", "broken", entries, "import a_module_that_is_not_there\n")
+    (tmp_path / "site" / "leaving.py").write_text("raise SystemExit(3)\n")
     command = [sys.executable, "-m", "nas", "cost", "cpu-demo", "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert json.loads(done.stdout)
     lines = sorted(done.stderr.strip().splitlines())
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "entry point nas.mixers:bad of broken cannot be loaded and is left out: ModuleNotFoundError" in lines[0]
-    assert "entry point nas.tasks:worse of broken" in lines[1]
+    assert "entry point nas.tasks:worse of broken" in lines[1] + lines[2]
+    assert "nas.tasks:worst of broken cannot be loaded and is left out: SystemExit: 3" in lines[1] + lines[2]
 
 
 @pytest.mark.parametrize(
     ("name", "flags", "problem"),
     [
         ("other", "", "entry point nas.mixers:other of half gives the mixer 'mine'"),
+        ("a+b", "", "entry point nas.mixers:a+b of half: allowed names have a-z, 0-9 and _"),
+        ("unbuilt", "", "nothing builds it; its package must give nas.mixer_builders:unbuilt"),
         ("mine", ", delta_rule=True", "mixer 'mine': register(..., delta_rule=False) contradicts its entry"),
         ("mine", ", routable=False", "mixer 'mine': register(..., linear=True) contradicts its entry"),
     ],
 )
 def test_halves_that_disagree_are_refused(name: str, flags: str, problem: str, tmp_path: Path) -> None:
     entries = f"[nas.mixers]\n{name} = half:MIXER\n[nas.mixer_builders]\nmine = half:register\n"
+    mixer = "mine" if name == "other" else name
     code = f"""
 from nas.registry import Mixer
-MIXER = Mixer(name="mine", title="", family="linear", update_rule="", source="", parameters=lambda x: 0{flags})
+MIXER = Mixer(name="{mixer}", title="", family="linear", update_rule="", source="", parameters=lambda x: 0{flags})
 def register(add):
     add("mine", lambda *_: None)
 """

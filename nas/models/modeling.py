@@ -165,19 +165,25 @@ class HybridModel(HybridPreTrainedModel):
 
         Args:
             input_ids: [B, T]; or give `inputs_embeds` [B, T, hidden_size].
-            attention_mask: [B, past + T], 0 at left padding.
+            attention_mask: [B, past + T], 0 at left padding. Padding on the right is exact in one pass, but not when
+                decoding goes on from its cache.
             past_key_values: cache to extend; made where `use_cache` is set and none is given.
             use_cache: default: the configuration's, and never in training.
             cu_seqlens: [N + 1] bounds of sequences packed into B = 1; linear mixers only.
 
         Raises:
-            ValueError: not exactly one of `input_ids` and `inputs_embeds`.
+            ValueError: not exactly one of `input_ids` and `inputs_embeds`, or shapes that do not fit one another.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         hidden = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
+        if self.gradient_checkpointing and self.training:
+            if past_key_values is not None:
+                raise ValueError("past_key_values does not go with gradient checkpointing in training; allowed: None")
+            use_cache = False
+        _check_shapes(hidden, attention_mask, past_key_values, cu_seqlens)
         if past_key_values is not None:
             use_cache = True  # a cache that only some layers extended would be wrong from the next call on
         elif use_cache:
@@ -281,3 +287,18 @@ def _shifted_loss(logits: Tensor, labels: Tensor, items: int | Tensor | None) ->
     if items is None:
         return F.cross_entropy(scores, target, ignore_index=-100)
     return F.cross_entropy(scores, target, ignore_index=-100, reduction="sum") / items
+
+
+def _check_shapes(
+    hidden: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, cu_seqlens: Tensor | None
+) -> None:
+    batch, length = hidden.shape[:2]
+    if cu_seqlens is not None and batch != 1:
+        raise ValueError(f"cu_seqlens with a batch of {batch}; allowed: sequences packed into one row")
+    if attention_mask is None:
+        return
+    past = past_key_values.get_seq_length() if past_key_values is not None else 0
+    if tuple(attention_mask.shape) != (batch, past + length):
+        raise ValueError(
+            f"attention_mask={list(attention_mask.shape)}; allowed: [B, past + T] = [{batch}, {past + length}]"
+        )

@@ -177,6 +177,26 @@ def test_autocast_on_a_cpu(kinds: tuple[str, ...], make_model: Make) -> None:
     assert (outputs.logits.float() - expected).norm() / expected.norm() < 0.1
 
 
+def test_shapes_that_do_not_fit_are_refused(make_model: Make) -> None:
+    model, ids = make_model("gla", "softmax"), torch.randint(50, (2, 12))
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"attention_mask=\[2, 1\]; allowed: \[B, past \+ T\] = \[2, 13\]"):
+        model(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"attention_mask=\[2, 1, 12, 12\]"):
+        model(ids, attention_mask=torch.ones(2, 1, 12, 12))
+    with pytest.raises(ValueError, match="cu_seqlens with a batch of 2"):
+        model(ids, cu_seqlens=torch.tensor([0, 12]))
+
+
+def test_checkpointing_and_a_cache_exclude_each_other(make_model: Make) -> None:
+    model, ids = make_model("gla").train(), torch.randint(50, (1, 12))
+    cache = model.eval()(ids, use_cache=True).past_key_values
+    getattr(model.train(), "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    assert model(ids, use_cache=True).past_key_values is None
+    with pytest.raises(ValueError, match="past_key_values does not go with gradient checkpointing"):
+        model(ids, past_key_values=cache)
+
+
 def test_another_mixer_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixers, "_BUILDERS", dict(mixers._BUILDERS))
     with pytest.raises(ValueError, match="'softmax' is registered already"):

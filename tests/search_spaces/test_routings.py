@@ -69,7 +69,7 @@ def test_routing_adds_to_matched_parameters_and_a_wider_mlp_is_its_equal(small: 
         (["gla", "retnet"], "cler_h", "this space has gla, retnet; allowed: clvr+linear, which extends CLVR"),
         ([["gla", "retnet"]], "wide_ffn", "routing 'wide_ffn' needs a delta-rule backbone"),
         (["kda"], "clvrr", "routing 'clvrr' is unknown; allowed: none, clvr, cler:scalar"),
-        (["kda"], "cler", "routing 'cler': gamma=None with kind='cler'; cler needs scalar, head or channel"),
+        (["kda"], "cler", "routing 'cler' is unknown; allowed: cler:scalar, cler:head, cler:channel"),
         (["kda"], "none:4", "routing 'none:4': rank=4 does not apply to kind='none'"),
         (["kda"], "cler_h+linear", "only a delta rule has a read-out to subtract"),
     ],
