@@ -1,6 +1,7 @@
 """What every test stands on: no network, no reports to anyone, one thread a process, none of the user's settings."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,11 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NAS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def denormals() -> Iterator[None]:
+    """Training flushes denormals to zero for its whole process: no test after it may see that."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)
