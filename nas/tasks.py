@@ -8,6 +8,7 @@ tasks through the entry-point group `nas.tasks` (a subclass of `RecallTask`) and
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -25,7 +26,7 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 """A source's share of a batch, before the shares are scaled to 1."""
 
 
-class RecallTask(Frozen):
+class RecallTask(Frozen, ABC):
     """Base of all recall tasks. A size is a number of pairs; a task trains on `pairs` and is scored on
     `evaluation_pairs`, each size by itself. A subclass sets `task` to a Literal, its name."""
 
@@ -35,19 +36,19 @@ class RecallTask(Frozen):
     evaluation_pairs: tuple[PositiveInt, ...] = Field(min_length=1)
 
     @property
+    @abstractmethod
     def special_tokens(self) -> int:
         """Special tokens <|r0|>, <|r1|>, ... that sequences are made of."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def answers(self) -> int:
         """How many symbols an answer is one of; chance is its inverse."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def min_length(self) -> int:
         """Tokens of the longest sequence that the task makes."""
-        raise NotImplementedError
 
     @property
     def alphabet(self) -> dict[str, tuple[int, int]]:
@@ -114,6 +115,8 @@ def tasks() -> Mapping[str, type[RecallTask]]:
         problem = None
         if not (isinstance(task, type) and issubclass(task, RecallTask)):
             problem = f"gives {task!r}; expected a subclass of nas.tasks.RecallTask"
+        elif missing := ", ".join(sorted(task.__abstractmethods__)):
+            problem = f"lacks {missing}"
         elif (name := task.model_fields["task"].default) != entry.name or name in known or name == "text":
             problem = f"gives the task {name!r}; allowed: its own name, not yet taken"
         elif not entry_points(group="nas.task_generators", name=entry.name):

@@ -130,6 +130,17 @@ def test_a_broken_package_is_named_and_left_out(tmp_path: Path) -> None:
     assert "nas.tasks:worst of broken cannot be loaded and is left out: SystemExit: 3" in lines[1] + lines[2]
 
 
+def test_a_task_without_its_members_is_left_out_by_name(tmp_path: Path) -> None:
+    code = "from typing import Literal\nfrom nas.tasks import RecallTask\n"
+    code += "class T(RecallTask):\n    task: Literal['t'] = 't'\n"
+    environment = installed(tmp_path / "site", "partial", "[nas.tasks]\nt = partial:T\n", code)
+    command = [sys.executable, "-c", "from nas.tasks import tasks; print(*tasks())"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["mqar"]
+    expected = "entry point nas.tasks:t of partial lacks answers, min_length, special_tokens; it is left out"
+    assert done.stderr.strip() == expected
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "problem"),
     [
