@@ -81,7 +81,7 @@ class RayPool:
             self._arguments = (runner, max(1, total_cpus() // count), gpus_per_worker > 0)
             self._slots = [Slot(self._new_actor()) for _ in range(count)]
             self.pids()
-        except BaseException:
+        except BaseException:  # nothing is handled: whatever ends the start, no worker is left behind
             self.close()
             raise
 

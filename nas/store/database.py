@@ -53,7 +53,7 @@ class Database:
                     schema.check(database._engine, repr(address))
                 else:
                     schema.migrate(database._writer, repr(address))
-            except BaseException:
+            except BaseException:  # nothing is handled: whatever ends the opening, no connection stays open
                 database.close()
                 raise
         return database
